@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from drawn import drawn_gpt
 from night import at_night
 from tables import far
-from torch import nn
 
 from ranklab.measure.communication import CommunicationLog
 from shardlab import context_parallel as hardened
@@ -257,21 +256,3 @@ def second_gradient():
 def test_a_second_gradient_is_refused(worlds):
     """Must catch: a second gradient that is wrong."""
     worlds(3).run(second_gradient)
-
-
-def test_orders():
-    """Must catch: a chunk on two ranks; an order whose way back is not its inverse."""
-    for n, zigzag in product((1, 2, 3, 4), (True, False)):
-        contexts = []
-        for rank in range(n):
-            context = core.Context.__new__(core.Context)
-            nn.Module.__init__(context)
-            context.ranks, context.rank, context.zigzag = n, rank, zigzag
-            contexts.append(context)
-        places = torch.arange(4 * n)[None]
-        lying = torch.cat([context.own(places) for context in contexts], 1)
-        for context in contexts:
-            assert torch.equal(context.in_order(lying), places)
-            assert torch.equal(context.in_order(places, back=True), lying)
-        chunks = [[p for c in context.chunks(context.rank, 4) for p in c] for context in contexts]
-        assert [context.own(places)[0].tolist() for context in contexts] == chunks

@@ -64,7 +64,7 @@ def trained(config, stage, mix, recompute):
     plain = drawn_gpt(config)
     net = copy.deepcopy(plain) if dist.get_rank() == 0 else other_seed(config)
     context = Context(mesh.cp.group)
-    context_parallel(net, context, MIXES[mix])
+    net = copy.deepcopy(context_parallel(net, context, MIXES[mix]))
     if recompute:
         net.blocks = checkpoint_every(net.blocks, 1, checkpoint)
     called, optimizer = zero.shard(net, torch.optim.SGD, stage=stage, group=group, lr=0.1)
@@ -90,7 +90,8 @@ def trained(config, stage, mix, recompute):
 def test_beside_data_parallelism_and_zero(worlds, stage, mix, recompute):
     """Must catch: gradients averaged over data alone, or summed over the ring; counts of targets of
     one axis; ranks that begin differently; a forward that is not the first one's in recomputation,
-    as that which asks once for PyTorch's kernel; a length that is kept from the step before."""
+    as that which asks once for PyTorch's kernel; a length that is kept from the step before; a
+    neighbour counted in the world; a copy that fails on its group."""
     for error in worlds(4).run(trained, llama(2), stage, mix, recompute):
         assert error < CLOSE
 
@@ -291,20 +292,6 @@ def test_copies_and_states(worlds):
     parameters that change."""
     for apart, from_plain in worlds(2).run(copied_and_evaluated):
         assert apart == 0 and from_plain < CLOSE
-
-
-def with_a_group():
-    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    config = llama(2)
-    plain, context = drawn_gpt(config), Context(pairs[dist.get_rank() // 2])
-    net = copy.deepcopy(context_parallel(copy.deepcopy(plain), context, RingAttention))
-    tokens, _ = batch_of(config, 2)
-    return far(net(context.own(tokens)), context.own(plain(tokens)))
-
-
-def test_a_group_that_is_not_the_world(worlds):
-    """Must catch: a neighbour counted in the world; a copy that fails on its group."""
-    assert max(worlds(4).run(with_a_group)) < CLOSE
 
 
 def planned():
