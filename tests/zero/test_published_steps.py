@@ -75,19 +75,3 @@ def test_the_page_prints_their_median():
     assert min(ratios) > 0.95
     odd = mfu(RUNS[ODD[0]], ODD[1]) / ODD[2]
     assert f"MPT-1b on 32 A100s, the ratio is {odd:.2f}." in text
-
-
-def test_fsdp_and_data_parallelism_become_bandwidth_bound_together():
-    """scaling-book@0819a7d, training.md, FSDP: both become bound by the network at the same batch.
-
-    Must catch: the old 1,560 tokens of data parallelism beside 2,340 of stage 3."""
-    given = quantities(
-        recipe="bf16 + fp32 master",
-        gpu="A100 SXM 80GB",
-        link="network, 400 Gbit/s",
-        data_parallel=16,
-        utilisation=0.4,
-        accumulation_steps=1,
-    )
-    plain, sharded = (Given(zero_stage=stage, **given).zero_hiding_tokens for stage in (0, 3))
-    assert plain == pytest.approx(sharded)

@@ -86,21 +86,6 @@ def test_closed_forms_are_the_simulation():
             assert found["zero_exposed_seconds"] == pytest.approx(sum(exposed.values()), **near)
 
 
-def test_the_depth_of_prefetch_changes_nothing():
-    """Depth costs memory and buys no time. Must catch: a first unit that computes before its
-    parameters are there."""
-    draw = random.Random(1)
-    for _ in range(200):
-        units, gather, work = draw.randint(1, 40), draw.random(), draw.random()
-        each = dict(unit_gather_seconds=gather, unit_forward_seconds=work)
-        found = Given(prefetch_units=1, zero_flat_tensors=units, **each)
-        ends = [(k + 1) * gather for k in range(units)]  # all asked for at once
-        now = 0.0
-        for end in ends:
-            now = max(now, end) + work
-        assert found.zero_gathered_forward_seconds == pytest.approx(now, rel=1e-9)
-
-
 @pytest.mark.parametrize(
     "stage, forward, backward, sync, counts",
     [
