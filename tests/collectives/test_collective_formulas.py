@@ -179,17 +179,3 @@ def test_the_fastest(n):
         nodes = found(10**9, each=4)
         assert nodes.fastest_all_reduce == 3
         assert nodes.fastest_all_reduce_seconds == nodes.hierarchical_all_reduce_seconds
-
-
-def test_roofline():
-    """Mutation: maximum for minimum; bytes over operations."""
-    card = dict(flops_per_second=312e12, memory_bytes_per_second=2.0e12)
-    ridge = Given(**card).ridge_intensity
-    assert ridge == 156
-    for intensity in (0.25, 155, 156, 157, 5000):
-        found = Given(operation_flops=intensity * 10**6, operation_bytes=10**6, **card)
-        assert found.arithmetic_intensity == intensity
-        assert math.isclose(
-            found.operation_seconds, max(10**6 / 2.0e12, intensity * 10**6 / 312e12)
-        )
-        assert (found.attainable_flops_per_second == 312e12) == (intensity >= ridge)

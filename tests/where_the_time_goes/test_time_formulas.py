@@ -63,20 +63,6 @@ def test_a_read_throws_the_lead_away(long, short):
     assert wanted.host_lead_seconds == virtual_nanoseconds([30_000] * long) - launched
 
 
-def test_by_hand():
-    """Must catch: the sum instead of the maximum with workers, the maximum without; one worker too
-    few where the division leaves a rest; events that cost nothing."""
-    loader = dict(sample_microseconds=5_000, loader_batch=8, fed_step_microseconds=20_000)
-    names = ["loaded_step_seconds", "workers_needed"]
-    found = [evaluate(names, **loader, loader_workers=count) for count in (0, 1, 2, 4)]
-    assert [one["loaded_step_seconds"] for one in found] == pytest.approx([0.06, 0.04, 0.02, 0.02])
-    assert found[0]["workers_needed"] == 2
-    slower = {**loader, "sample_microseconds": 5_001}
-    assert Given(**slower).workers_needed == 3
-    seen = Given(unwatched_seconds=0.008, profiled_events=3_000, event_seconds=1e-6)
-    assert seen.profiled_seconds == pytest.approx(0.011)
-
-
 def test_a_budget_adds_up():
     """Must catch: recomputation that counts in MFU, or not in HFU; a part that the budget leaves
     out; idle time that counts as busy."""

@@ -14,7 +14,6 @@ _COUNTED = "tests/hardware/test_roofline_formulas.py::test_what_a_product_does_a
 _ELEMENTWISE = (
     "tests/hardware/test_roofline_formulas.py::test_what_an_elementwise_operation_does_and_moves"
 )
-_MEASURED = "tests/collectives/test_collective_formulas.py::test_roofline"
 _BOUND = "tests/hardware/test_roofline_formulas.py::test_which_bound"
 _SHEET = "tests/hardware/test_roofline_formulas.py::test_a_datasheets_rate"
 
@@ -56,7 +55,7 @@ class WhatAnOperationDoesAndMoves(BOOK.section(source=_DEFINITION, measured_by=_
         return where(q.matrix_product > 0, q.product_bytes, q.elementwise_bytes)
 
 
-class TheRoof(BOOK.section(source=_ROOFLINE, measured_by=_MEASURED)):
+class TheRoof(BOOK.section(source=_ROOFLINE, measured_by=_BOUND)):
     def arithmetic_intensity(q):
         """I | FLOP/byte | operations done for each byte that moves between memory and chip"""
         return q.operation_flops / q.operation_bytes

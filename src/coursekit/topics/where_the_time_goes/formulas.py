@@ -13,7 +13,8 @@ BOOK.given_beside(__file__)
 _QUEUE = "a queue with one server; counted on the virtual device"
 _VIRTUAL = "tests/where_the_time_goes/test_time_formulas.py::test_waits_on_the_virtual_device"
 _LEAD = "tests/where_the_time_goes/test_time_formulas.py::test_a_read_throws_the_lead_away"
-_BY_HAND = "tests/where_the_time_goes/test_time_formulas.py::test_by_hand"
+_TESTS = "tests/where_the_time_goes/test_time_formulas.py"
+_PROFILED = f"{_TESTS}::test_the_profilers_cost_is_within_ten_percent"
 _LOADER = "tests/virtual/test_virtual_loading.py::test_a_step_waits_for_its_loader"
 _BUDGET = "tests/where_the_time_goes/test_time_formulas.py::test_a_budget_adds_up"
 
@@ -118,7 +119,7 @@ class OneRead(BOOK.section(source=_QUEUE, measured_by=_LEAD)):
 
 
 # --- looking, and loading -------------------------------------------------------------------------
-class LookingAndLoading(BOOK.section(source="definition", measured_by=_BY_HAND)):
+class LookingAndLoading(BOOK.section(source="definition", measured_by=_PROFILED)):
     def profiled_seconds(q):
         r"""\tau_\text{prof} | seconds | time of a step under the profiler, which writes every event
         down: a step of many small operations is slowed down most"""
