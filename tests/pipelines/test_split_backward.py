@@ -184,42 +184,31 @@ def test_evaluation_puts_nothing_off():
     assert later.products == []
 
 
+def that_cannot_wait():
+    linear = [nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 6)]
+    model = nn.Sequential(*linear, nn.utils.weight_norm(nn.Linear(6, 2)))
+    model[0].weight.register_hook(lambda gradient: 2 * gradient)
+    model[1].bias.register_hook(lambda gradient: 3 * gradient)
+    model[2].bias.requires_grad_(False)
+    return model
+
+
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
-def test_weights_that_cannot_wait():
+@pytest.mark.parametrize("autocast", (False, True))
+def test_weights_that_cannot_wait(autocast):
     """Must catch: a hook that finds no gradient, or is not called; a gradient of what is frozen;
-    the product added to .grad of a tensor that is computed, so that the two others have none."""
-
-    def trained(split):
-        torch.manual_seed(0)
-        linear = [nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 6)]
-        model = nn.Sequential(*linear, nn.utils.weight_norm(nn.Linear(6, 2)))
-        model[0].weight.register_hook(lambda gradient: 2 * gradient)
-        model[1].bias.register_hook(lambda gradient: 3 * gradient)
-        model[2].bias.requires_grad_(False)
+    the product added to .grad of a tensor that is computed, so that the two others have none. In
+    autocast: a product of fp32 with bf16, which raises; a bf16 gradient of an fp32 weight."""
+    torch.manual_seed(0)
+    x, found = torch.randn(3, 4), []
+    for split in (False, True):
+        model = drawn(that_cannot_wait)
         later = WeightGradientsLater(model) if split else None
-        model(torch.randn(3, 4)).sum().backward()
-        if split:
-            make_weight_gradients(later.take())
-        assert model[2].bias.grad is None and model[2].weight.grad is not None
-        return [p.grad for p in model.parameters() if p.requires_grad]
-
-    for one, other in zip(trained(False), trained(True)):
-        assert torch.equal(one, other)
-
-
-def test_autocast():
-    """Must catch: a product of fp32 with bf16, which raises; a bf16 gradient of an fp32 weight."""
-
-    def trained(split):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
-        later = WeightGradientsLater(model) if split else None
-        with torch.autocast("cpu", torch.bfloat16):
-            y = model(torch.randn(3, 4))
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            y = model(x)
         y.float().sum().backward()
         if split:
             make_weight_gradients(later.take())
-        return [parameter.grad for parameter in model.parameters()]
-
-    for one, other in zip(trained(False), trained(True)):
-        assert one.dtype == other.dtype == torch.float32 and torch.equal(one, other)
+        assert model[2].bias.grad is None and model[2].weight.grad.dtype is torch.float32
+        found.append([p.grad for p in model.parameters() if p.requires_grad])
+    assert all(map(torch.equal, *found))
