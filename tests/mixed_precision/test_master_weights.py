@@ -45,6 +45,12 @@ def loss_of(model, x, dtype=None):
     return model(x if dtype is None else x.to(dtype)).float().square().mean()
 
 
+def in_groups(parameters):
+    """Two groups of named parameters, each with a rate of its own."""
+    first, *others = ((str(number), p) for number, p in enumerate(parameters))
+    return [dict(params=[first], lr=0.05), dict(params=others, lr=0.02)]
+
+
 # --- parity ---------------------------------------------------------------------------------------
 
 
@@ -74,14 +80,16 @@ def test_the_smallest_versions_train_as_the_core(dtype):
 @pytest.mark.parametrize("at_once_bytes", [1, 200, 1 << 20])
 def test_parity_with_copies_by_hand(dtype, of, at_once_bytes):
     """Must catch: states of the first pile that are updated once for each pile; an update of the
-    rounded weight instead of the master; a master made of a weight that has changed."""
+    rounded weight instead of the master; a master made of a weight that has changed; a group whose
+    settings are lost."""
     ours, theirs = net_of(dtype), net_of(dtype)
     for model in (ours, theirs):
         model[2].bias.requires_grad_(False)
-    optimizer = MasterWeights(ours.parameters(), of, at_once_bytes=at_once_bytes, **OPTIMIZERS[of])
+    options = dict(at_once_bytes=at_once_bytes, **OPTIMIZERS[of])
+    optimizer = MasterWeights(in_groups(ours.parameters()), of, **options)
     trained = [p for p in theirs.parameters() if p.requires_grad]
     masters = [nn.Parameter(p.detach().float()) for p in trained]
-    by_hand = of(masters, **OPTIMIZERS[of])
+    by_hand = of(in_groups(masters), **OPTIMIZERS[of])
     for x in batches():
         optimizer.zero_grad()
         loss_of(ours, x, dtype).backward()
@@ -126,36 +134,6 @@ def test_parity_with_autocast_bit_for_bit(dtype):
 
 
 CONFIG = GPTConfig(layers=2, hidden=24, heads=3, vocabulary=31, max_sequence=10)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_gradients_of_a_gpt(dtype):
-    """Tolerance: a gradient is behind at most R roundings, each off by u = eps / 2 of its size:
-    three times u * sqrt(R). R: in each layer two norms, four products, two additions, softmax,
-    GELU: 10, twice, and both ends. Must catch: a gradient that is not unscaled; a loss in 16 bits;
-    a layer in fp16 whose gradients underflow."""
-    roundings = 2 * (10 * CONFIG.layers + 3)
-    tolerance = 3 * torch.finfo(dtype).eps / 2 * roundings**0.5
-    tokens = torch.randint(31, (4, 11), generator=torch.Generator().manual_seed(2))
-
-    def gradients(dtype, autocast=None, scale=2.0**8):
-        torch.manual_seed(0)
-        model = GPT(CONFIG)
-        for parameter in model.parameters():
-            nn.init.normal_(parameter, std=0.2)
-        model.to(dtype)
-        optimizer = MasterWeights(model.parameters(), torch.optim.SGD, lr=0.1)
-        scaler = LossScaler(scale)
-        with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
-            loss = next_token_loss(model(tokens[:, :-1]).float(), tokens[:, 1:])
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)
-        return torch.cat([master.grad.flatten() for _, master in optimizer.pairs])
-
-    exact = gradients(torch.float32)
-    ours, theirs = gradients(dtype), gradients(torch.float32, dtype)
-    for left, right in ((ours, theirs), (ours, exact), (theirs, exact)):
-        assert (left - right).norm() < tolerance * exact.norm()
 
 
 @pytest.mark.parametrize("before", ["nothing", "a step", "a step and a loaded state"])
@@ -235,47 +213,6 @@ def test_gradients_that_come_late():
     weight.backward()
     optimizer.step()
     assert optimizer.pairs[0][1].item() == -523
-
-
-def test_a_run_that_is_continued():
-    """Must catch: masters begun anew from rounded weights; moments lost."""
-    runs = []
-    for stop in (None, 3):
-        model = net_of(torch.bfloat16)
-        optimizer = MasterWeights(model.parameters(), torch.optim.AdamW, lr=1e-2)
-        for number, x in enumerate(batches()):
-            if number == stop:
-                saved = optimizer.state_dict()
-                model = net_of(torch.bfloat16)
-                with torch.no_grad():
-                    for parameter in model.parameters():
-                        parameter.zero_()
-                optimizer = MasterWeights(model.parameters(), torch.optim.AdamW, lr=1e-2)
-                optimizer.load_state_dict(saved)
-            optimizer.zero_grad()
-            loss_of(model, x, torch.bfloat16).backward()
-            optimizer.step()
-        runs.append([master for _, master in optimizer.pairs])
-    for left, right in zip(*runs):
-        assert torch.equal(left, right)
-
-
-def test_groups_and_schedulers():
-    """Must catch: param_groups of the parameters, whose learning rates nobody reads."""
-    model = net_of(torch.bfloat16)
-    groups = [dict(params=[model[0].weight], lr=0.5), dict(params=[("late", model[2].weight)])]
-    with pytest.raises(ValueError):  # names for all of a torch optimizer's groups, or for none
-        MasterWeights(groups, torch.optim.SGD, lr=0.25)
-    optimizer = MasterWeights(groups[:1], torch.optim.SGD, lr=0.25)
-    optimizer.add_param_group(dict(params=model[2].weight))
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    before = [master.clone() for _, master in optimizer.pairs]
-    loss_of(model, batches()[0], torch.bfloat16).backward()
-    optimizer.step()
-    scheduler.step()
-    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.125]
-    for (parameter, master), was, rate in zip(optimizer.pairs, before, (0.5, 0.25)):
-        assert torch.equal(master, was - rate * parameter.grad.float())
 
 
 def test_what_is_refused():

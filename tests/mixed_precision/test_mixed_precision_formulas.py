@@ -10,7 +10,6 @@ from torch import nn
 from coursekit import formulas
 from coursekit.topics.mixed_precision.bits import number_format
 from ranklab.measure.ledger import Ledger
-from shardlab.mixed_precision.float8 import to_float8
 from shardlab.mixed_precision.stochastic_rounding import round_stochastically
 
 DTYPES = {
@@ -54,20 +53,6 @@ def test_every_pattern(name):
     assert value_of("relative_spacing", number_format=name) == limits.eps
     room = math.log2(finite.max().item() / finite.min().item())
     assert value_of("range_binades", number_format=name) == math.floor(room) + 1
-
-
-def test_formats_of_32_bits():
-    """fp32 by its limits, and tf32 by a mask on fp32: the same range, 13 bits fewer.
-
-    Must catch: tf32 with the exponent of fp16."""
-    limits = torch.finfo(torch.float32)
-    for name, eps in (("fp32", limits.eps), ("tf32", limits.eps * 2**13)):
-        assert value_of("relative_spacing", number_format=name) == eps
-        assert value_of("smallest_normal", number_format=name) == limits.smallest_normal
-    assert value_of("largest_number", number_format="fp32") == limits.max
-    cut = torch.tensor([limits.max]).view(torch.int32) & -(1 << 13)
-    assert value_of("largest_number", number_format="tf32") == cut.view(torch.float32).item()
-    assert value_of("number_bits", number_format="tf32") == 19
 
 
 def neighbours(value):
@@ -161,20 +146,10 @@ def test_noise_of_stochastic_rounding(update):
     assert moved.std().item() == pytest.approx(noise, rel=5 * (rare + 1 / math.sqrt(2 * count)))
 
 
-def test_bytes_with_a_scale_per_block():
-    """Must catch: floor instead of ceil."""
-    for elements in (1, 255, 256, 257, 1000):
-        for block in (32, 256):
-            packed = to_float8(torch.randn(elements), torch.float8_e4m3fn, block=block)
-            weighed = packed.values.untyped_storage().nbytes()
-            weighed += packed.scales.untyped_storage().nbytes()
-            given = dict(scaled_elements=elements, block_elements=block)
-            assert weighed == value_of("block_scaled_bytes", **given)
-
-
 def test_bytes_of_mx_and_nvfp4():
     """Must catch: a scale of four bytes, which makes 1.125 bytes an element of MXFP8's 1.031; an
-    element of fp4 that takes a byte; the tensor's own fp32 number forgotten."""
+    element of fp4 that takes a byte; the tensor's own fp32 number forgotten; floor instead of
+    ceil."""
     for elements in (32, 1000, 4096):
         mx = [torch.empty(elements, dtype=torch.float8_e4m3fn)]
         mx += [torch.empty(-(-elements // 32), dtype=torch.float8_e8m0fnu)]

@@ -99,8 +99,8 @@ def test_all_ranks_agree_on_an_overflow(worlds, scaler_of, dtype):
     """Must catch: agreement over one axis of the mesh alone; a rank that steps first and agrees
     then; GradScaler that knows the parts of tensor parallelism and not the stages, also those
     without a loss, or stages of parameters and not of their fp32 copies; fp32 copies of parts that
-    count as whole in the norm; parts that are unscaled on one rank. The norm has some 90 roundings,
-    as in test_gradients_of_a_gpt."""
+    count as whole in the norm; parts that are unscaled on one rank. The norm is behind
+    some 90 roundings, each off by eps / 2 of its size."""
     events, norms = zip(*worlds(8).run(train_on_three_axes, scaler_of, dtype, 2.0**14))
     halved = [(2.0 ** (13 - step), False) for step in range(4)]
     assert events == ([*halved, (2.0**10, True)],) * 8

@@ -17,9 +17,7 @@ _ROUNDS = "tests/mixed_precision/test_mixed_precision_formulas.py::test_threshol
 _SPACING = "tests/mixed_precision/test_mixed_precision_formulas.py::test_spacing_and_lost_updates"
 _SCALED = "tests/mixed_precision/test_mixed_precision_formulas.py::test_loss_scale_of_a_backward"
 _NOISE = "tests/mixed_precision/test_mixed_precision_formulas.py::test_noise_of_stochastic_rounding"
-_BLOCKS = (
-    "tests/mixed_precision/test_mixed_precision_formulas.py::test_bytes_with_a_scale_per_block"
-)
+_BLOCKS = "tests/mixed_precision/test_mixed_precision_formulas.py::test_bytes_of_mx_and_nvfp4"
 _CACHE = "tests/mixed_precision/test_mixed_precision_formulas.py::test_cache_of_autocast"
 
 
