@@ -126,7 +126,7 @@ def test_the_largest_loss_is_unexplained(name):
     assert "runs the largest loss is unexplained" in PAGE
 
 
-def test_the_profilers_cost_is_within_ten_percent():
+def test_the_profilers_cost():
     """Must catch: a prediction on the page that the formula does not make; one that is further
     from its measurement than the page says."""
     box = re.search(r"probes the cost of an event: (.*?)```", PAGE, re.DOTALL)[1]

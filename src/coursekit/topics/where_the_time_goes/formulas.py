@@ -13,8 +13,7 @@ BOOK.given_beside(__file__)
 _QUEUE = "a queue with one server; counted on the virtual device"
 _VIRTUAL = "tests/where_the_time_goes/test_time_formulas.py::test_waits_on_the_virtual_device"
 _LEAD = "tests/where_the_time_goes/test_time_formulas.py::test_a_read_throws_the_lead_away"
-_TESTS = "tests/where_the_time_goes/test_time_formulas.py"
-_PROFILED = f"{_TESTS}::test_the_profilers_cost_is_within_ten_percent"
+_PROFILED = "tests/where_the_time_goes/test_time_formulas.py::test_the_profilers_cost"
 _LOADER = "tests/virtual/test_virtual_loading.py::test_a_step_waits_for_its_loader"
 _BUDGET = "tests/where_the_time_goes/test_time_formulas.py::test_a_budget_adds_up"
 
