@@ -36,38 +36,6 @@ def test_seconds(ranks):
     assert math.isclose(found.server_seconds, served, rel_tol=1e-12)
 
 
-def test_step():
-    """Mutations: hidden and exposed exchanged; the update left out; efficiency upside down; a step
-    without overlap that hides something."""
-    given = dict(
-        forward_seconds=0.1,
-        backward_seconds=0.2,
-        update_seconds=0.05,
-        strong_scaling=0,
-        head_backward_share=0.1,
-        head_bucket_bytes=0,
-        tied_head=1,
-        equal_buckets=10,
-        last_messages=1,
-        **LINK,
-    )
-    alone = Given(data_parallel=1, equal_bucket_bytes=1e7, last_bytes=10**7, **given)
-    assert math.isclose(alone.data_parallel_step_seconds, 0.35)
-    assert alone.scaling_efficiency == 1 and alone.hidden_seconds == 0
-    before = 0
-    for nbytes in (10**5, 10**6, 10**7, 10**8):
-        each = dict(equal_bucket_bytes=nbytes / 11, last_bytes=nbytes // 11)
-        found = Given(data_parallel=4, **each, **given)
-        assert 0 <= found.hidden_seconds <= 0.2 and found.exposed_seconds > before
-        assert math.isclose(found.hidden_seconds + found.exposed_seconds, found.all_buckets_seconds)
-        assert math.isclose(found.data_parallel_step_seconds, 0.35 + found.exposed_seconds)
-        assert math.isclose(found.scaling_efficiency * found.data_parallel_step_seconds, 0.35)
-        without = found.step_without_overlap_seconds
-        assert math.isclose(without, found.data_parallel_step_seconds + found.hidden_seconds)
-        assert math.isclose(found.efficiency_without_overlap * without, 0.35)
-        before = found.exposed_seconds
-
-
 def test_number_of_buckets():
     """Mutation: rounded down; tensors left out of the minimum."""
     import torch

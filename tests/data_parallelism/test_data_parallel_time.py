@@ -9,6 +9,7 @@ import pytest
 import torch
 from pages import chapter
 from solved import Given, value
+from torch.utils.flop_counter import FlopCounterMode
 
 from coursekit.formulas import MODELS, evaluate, events, quantities
 from coursekit.topics.data_parallelism import published
@@ -64,12 +65,19 @@ def random_step(draw):
 @pytest.mark.slow
 def test_closed_form_is_the_simulation():
     """Must catch: the table hidden under backward; a first bucket ready at the beginning; the
-    head's message left out of the maximum; an update divided among the ranks; latency paid once."""
+    head's message left out of the maximum; an update divided among the ranks; latency paid once;
+    hidden and exposed exchanged; the update left out; efficiency upside down; a step without
+    overlap that hides something."""
     draw = random.Random(15)
     names = [
         "exposed_seconds",
         "data_parallel_step_seconds",
         "all_buckets_seconds",
+        "hidden_seconds",
+        "compute_seconds",
+        "scaling_efficiency",
+        "step_without_overlap_seconds",
+        "efficiency_without_overlap",
         *events.quantities_of(STEP),
     ]
     for _ in range(200):
@@ -82,6 +90,14 @@ def test_closed_form_is_the_simulation():
         assert events.end_seconds(ran) == pytest.approx(found["data_parallel_step_seconds"], **near)
         on_the_link = sum(one.end - one.start for one in ran if one.stream == "link")
         assert on_the_link == pytest.approx(found["all_buckets_seconds"], **near)
+        step, computes = found["data_parallel_step_seconds"], found["compute_seconds"]
+        assert computes == pytest.approx(step - found["exposed_seconds"], **near)
+        both = found["hidden_seconds"] + found["exposed_seconds"]
+        assert both == pytest.approx(on_the_link, **near)
+        assert found["scaling_efficiency"] * step == pytest.approx(computes, **near)
+        without = found["step_without_overlap_seconds"]
+        assert without == pytest.approx(step + found["hidden_seconds"], **near)
+        assert found["efficiency_without_overlap"] * without == pytest.approx(computes, **near)
 
 
 def test_the_list_of_a_model():
@@ -168,11 +184,6 @@ def test_the_link_that_keeps_up():
 
 def test_the_share_of_the_head():
     """Must catch: a head that is left out because it is tied; attention counted once."""
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
-    from shardlab.gpt import GPT, GPTConfig
-
     config = GPTConfig(
         layers=3, hidden=32, heads=4, vocabulary=97, max_sequence=24, fused_attention=False
     )

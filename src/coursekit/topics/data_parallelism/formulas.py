@@ -21,7 +21,7 @@ _BUCKETS = "tests/data_parallelism/test_data_parallel_formulas.py::test_number_o
 _LIST = "tests/data_parallelism/test_data_parallel_time.py::test_the_list_of_a_model"
 _EVENTS = "tests/data_parallelism/test_data_parallel_time.py::test_closed_form_is_the_simulation"
 _SECONDS = "tests/data_parallelism/test_data_parallel_formulas.py::test_seconds"
-_STEP = "tests/data_parallelism/test_data_parallel_formulas.py::test_step"
+_STEP = _EVENTS
 
 
 class WhatIsSent(BOOK.section(source=_OURS, measured_by=_SENT)):
