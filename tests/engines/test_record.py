@@ -12,7 +12,7 @@ from notebook_kernel import gone
 
 from coursekit.recordings import attempts, record
 from coursekit.recordings.races import Run, Way
-from coursekit.recordings.recordings import Hardware, InvalidRecording, Recording, Row, read_all
+from coursekit.recordings.recordings import Hardware, InvalidRecording, Row, read_all
 from coursekit.topics.collectives.runs import replay
 from coursekit.topics.zero import runs as zero_runs
 from ranklab.ranks.links import LinksUnavailable, two_hosts
@@ -78,19 +78,6 @@ def can_rehearse():
         return False
 
 
-def test_a_part_alone(tmp_path):
-    """Must catch: groups that were not asked for measured too; a command in the recording that
-    would measure something else; arguments of --quick that do not arrive."""
-    arguments = ["--cpu", "--quick", "--only", "all_reduces"]
-    assert record.main([str(tmp_path), *arguments]) == 0
-    (recording,) = read_all(tmp_path)
-    *rows, took = recording.rows
-    assert {row.name.partition(".")[0] for row in rows} == {"collectives"}
-    assert (took.name, took.case) == (record.TOOK, dict(group="all_reduces", whole=True))
-    assert {row.case.get("nbytes", 64) for row in recording.rows} == {64, 4096}
-    assert recording.command == f"python -m coursekit.recordings.record {' '.join(arguments)}"
-
-
 def test_bytes_of_zero_where_there_is_a_gpu():
     """Must catch: the host's copy of a shard forgotten, offloaded shards counted on the GPU, whole
     parameters on the host."""
@@ -146,68 +133,79 @@ def test_a_part_that_fails_is_named_and_the_rest_goes_on(tmp_path, capsys):
 def test_groups_in_processes_of_their_own(tmp_path, monkeypatch, capfd):
     """Must catch: a group that hangs or dies taking the others with it, rows lost that it had
     written before; processes left; a group begun when the time is up; a child's command
-    instead of the whole one's."""
+    instead of the whole one's; groups that were not asked for measured, too; arguments of --quick
+    that do not arrive."""
+
+    def bad_end(command, seconds):
+        with pytest.raises(RuntimeError) as ended:
+            list(record.watched(command, seconds, look_seconds=0.1))
+        return str(ended.value)
+
     hanging = ["sh", "-c", "sleep 600 & echo $!; wait"]
     for seconds in (5, 60):  # a busy machine may not have begun after 5
-        said = record.run_for(hanging, seconds, lambda: None, look_seconds=0.1)
-        assert said == f"ended after {seconds} s"
+        assert bad_end(hanging, seconds) == f"ended after {seconds} s"
         if child := capfd.readouterr().out:
             break
     assert gone([int(child)])  # what a group started
     ends = [record.sys.executable, "-c", "raise SystemExit(7)"]
-    assert record.run_for(ends, 20, lambda: None) == "its process ended with 7"
-    assert record.run_for(["no such program"], 0, lambda: None) == "not begun: the time was up"
+    assert bad_end(ends, 20) == "its process ended with 7"
+    assert bad_end(["no such program"], 0) == "not begun: the time was up"
 
-    run_for, kept = record.run_for, []
+    watched = record.watched
 
-    def dies_the_second_time(command, seconds, look):
+    def dies_at_first(command, seconds):
         if command[command.index("--only") + 1] == "machine":
-            return "ended after 9 s"
-        return run_for(command, seconds, look)
+            raise RuntimeError("ended after 9 s")
+        return watched(command, seconds)
 
-    monkeypatch.setattr(record, "run_for", dies_the_second_time)
-    tried = ["--cpu", "--quick"]
-    done = record.record_apart("make gpu", ["rates", "machine"], tried, kept.append, 3000, 3000)
-    rows = "matmul.rate matmul.rate record.seconds record.failed record.seconds"
-    assert [row.name for row in done.rows] == rows.split() and done.command == "make gpu"
-    assert done.rows[-2].case == dict(part="machine", error="ended after 9 s")
-    assert kept[-1].rows == done.rows[:3]
-    assert record.record_apart("make gpu", ["machine"], tried, kept.append) is None
+    monkeypatch.setattr(record, "watched", dies_at_first)
+    monkeypatch.setattr(record, "ALL_GROUPS_SECONDS", 3000)
+    monkeypatch.setattr(record, "GROUP_SECONDS", 3000)
+    asked = ["--cpu", "--quick", "--apart", "--only", "rates", "machine"]
+    assert record.main([str(tmp_path), *asked]) == 0
+    (done,) = read_all(tmp_path)
+    rows = "record.failed record.seconds matmul.rate matmul.rate record.seconds"
+    assert [row.name for row in done.rows] == rows.split()
+    assert [row.case["size"] for row in done.find("matmul.rate")] == [64, 64]
+    assert done.command.endswith("record --cpu --quick --only rates machine")
+    assert done.rows[0].case == dict(part="machine", error="RuntimeError: ended after 9 s")
 
 
 def test_the_same_command_goes_on(tmp_path, monkeypatch):
     """Must catch: a second `make gpu` that begins anew; one that drops the rows of half a group
     before it has others, or keeps its failure; groups of another command taken for its own."""
 
-    def runs(command, seconds, look):
-        group = command[command.index("--only") + 1]
-        asked.append(group)
-        problem = "ended after 9 s" * (asked.count(group) == 1 and group == "zero")
-        rows = [Row(f"{group}.step", len(asked), "count"), record.took(group, 1, [])]
-        Recording(*about, "a group", tuple(rows[: 1 if problem else 2])).write(command[3])
-        return problem
+    def groups(*names):
+        for name in names:
+            asked.append(name)
+            yield name, rows_of(name, fails=name == "zero" and asked.count(name) == 1)
+
+    def rows_of(name, fails):
+        if not fails:
+            assert name != "zero" or steps_in(tmp_path)["zero.step"] == 2  # of the half
+        yield Row(f"{name}.step", len(asked), "count")
+        if fails:
+            raise RuntimeError("ended after 9 s")
+
+    def steps_in(folder):
+        (recording,) = read_all(folder)
+        return {row.name: row.value for row in recording.rows if row.name.endswith("step")}
 
     def keep(recording):
         recording.write(tmp_path)
 
-    def before(command="make gpu"):
-        return record.begun_before(tmp_path, torch.device("cuda"), command)
-
     versions = dict(python="3", torch="2", shardlab="0")
-    today = record.datetime.date.today().isoformat()
-    about, asked = (Hardware("a GPU", "gpu", 1, 2**30), versions, today), []
-    monkeypatch.setattr(record, "hardware", lambda device: about[0])
-    monkeypatch.setattr(record, "installed_versions", lambda device: about[1])
-    monkeypatch.setattr(record, "run_for", runs)
-    assert before() is None
-    first = record.record_apart("make gpu", ["rates", "zero"], [], keep)
-    keep(first)
-    assert len(first.find("record.failed")) == 1 and before("make gpu --quick") is None
-    assert [row.name for row in before().rows] == ["rates.step", record.TOOK, "zero.step"]
-    done = record.record_apart("make gpu", ["zero"], [], keep, earlier=before())
+    about = Hardware("a GPU", "gpu", 1, 2**30), versions, "2026-11-30", "make gpu"
+    asked = []
+    assert record.begun_before(tmp_path, about) is None
+    first = record.record(about, groups("rates", "zero"), keep)
+    assert len(first.find("record.failed")) == 1
+    assert record.begun_before(tmp_path, (*about[:3], "make gpu --quick")) is None
+    before = record.begun_before(tmp_path, about)
+    assert [row.name for row in before.rows] == ["rates.step", record.TOOK, "zero.step"]
+    done = record.record(about, groups("zero"), keep, before)
     assert asked == ["rates", "zero", "zero"] and not done.find("record.failed")
-    steps = {row.name: row.value for row in done.rows if row.name != record.TOOK}
-    assert steps == {"rates.step": 1, "zero.step": 3}
+    assert steps_in(tmp_path) == {"rates.step": 1, "zero.step": 3} and done.command == "make gpu"
 
 
 def test_what_matters_most_comes_first():
@@ -226,7 +224,7 @@ def test_ended_from_outside(tmp_path, monkeypatch):
     def half_way(*_, **__):
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(record, "record_apart", half_way)
+    monkeypatch.setattr(record, "watched", half_way)
     try:
         with pytest.raises(SystemExit, match="what was measured is written"):
             record.main(["--cpu", "--apart", str(tmp_path)])
@@ -238,12 +236,11 @@ def test_a_gpu_is_not_asked_for_what_cpus_alone_measure(tmp_path, monkeypatch):
     """Must catch: two groups that leave no row on any GPU, told as failures of `make gpu`."""
     asked = []
     monkeypatch.setattr(record, "find_device", lambda: (torch.device("cuda"), ""))
-    monkeypatch.setattr(
-        record, "record", lambda device, command, groups, *_: asked.append([*groups])
-    )
+    monkeypatch.setattr(record, "about_this", lambda device, command: ())
+    monkeypatch.setattr(record, "record", lambda about, groups, *_: asked.append([*groups]))
     for more in ([], ["--cpu"]):
         record.main([str(tmp_path), *more])
-    on_gpus, on_cpus = ({group.name for group in groups} for groups in asked)
+    on_gpus, on_cpus = ({name for name, _ in groups} for groups in asked)
     assert on_cpus - on_gpus == {"loss_by_bytes", "large_batches"} and on_gpus < on_cpus
 
 

@@ -21,7 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -67,79 +68,64 @@ def installed_versions(device: torch.device) -> dict[str, str]:
     return found
 
 
+def about_this(device: torch.device, command: str) -> tuple:
+    """The fields of a recording beside its rows."""
+    today = datetime.date.today().isoformat()
+    return hardware(device), installed_versions(device), today, command
+
+
 def record(
-    device: torch.device,
-    command: str,
-    groups: Iterable[Run] = ALL,
+    about: tuple,
+    groups: Iterable[tuple[str, Iterable[Row]]],
     keep: Keep = lambda recording: None,
-    quick: bool = False,
+    earlier: Recording | None = None,
 ) -> Recording | None:
-    """Measure these groups; prints one line for each group. After each row, `keep` gets the
-    recording with all rows so far. `quick` runs each group with little of everything. None if there
+    """Measure these groups, pairs (name, rows); prints one line for each. After each row, `keep`
+    gets the recording with all rows so far, which replace those of an earlier one. None if there
     are no rows."""
-    about = hardware(device), installed_versions(device), datetime.date.today().isoformat(), command
     rows, recording = [], None
-    for group in groups:
-        start, measured = time.perf_counter(), group.measure(device, **group.quick if quick else {})
-        begun = len(rows)
-        for row in attempt(group.name, measured):
+
+    def with_row(row):
+        found = Recording(*about, (*rows, row))
+        return found.after(earlier) if earlier else found
+
+    for name, measured in groups:
+        start, begun = time.perf_counter(), len(rows)
+        for row in attempt(name, measured):
             try:
-                recording = Recording(*about, (*rows, row))
+                recording = with_row(row)
             except InvalidRecording as error:  # a row that stands there already
-                row = failure(f"{group.name}, row {len(rows)}", str(error))
-                recording = Recording(*about, (*rows, row))
+                row = failure(f"{name}, row {len(rows)}", str(error))
+                recording = with_row(row)
             rows.append(row)
             keep(recording)
         seconds = time.perf_counter() - start
         if measured_rows := rows[begun:]:
-            rows.append(took(group.name, seconds, measured_rows))
-            recording = Recording(*about, tuple(rows))
+            whole = all(row.name != FAILED for row in measured_rows)
+            took = Row(TOOK, round(seconds, 1), "seconds", dict(group=name, whole=whole))
+            recording = with_row(took)
+            rows.append(took)
             keep(recording)
-        print(f"gpu:    {group.name}: {len(rows)} rows so far, {seconds:.0f} s", flush=True)
+        print(f"gpu:    {name}: {len(rows)} rows so far, {seconds:.0f} s", flush=True)
     return recording
 
 
-def record_apart(
-    command: str,
-    names: list[str],
-    arguments: list[str],
-    keep: Keep,
-    seconds: float = ALL_GROUPS_SECONDS,
-    group_seconds: float = GROUP_SECONDS,
-    earlier: Recording | None = None,
-) -> Recording | None:
-    """A recording like record()'s, with a process for each group, which gets these arguments
-    besides, after the rows of an earlier one. This process leaves the GPU alone. None if no group
-    came as far as a row."""
-    end, rows, about = time.monotonic() + seconds, (), ()
-    if earlier:
-        rows = earlier.rows
-        about = earlier.hardware, earlier.versions, earlier.date, command
-    for name in names:
-        part, begun = [], time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-
-            def look(folder=folder, rows=rows):
-                nonlocal about, part
-                for found in read_all(folder):  # one at most
-                    about, part = (found.hardware, found.versions, found.date, command), found.rows
-                    keep(Recording(*about, instead(rows, part)))
-
-            this = [sys.executable, "-m", "coursekit.recordings.record"]
-            asked = [*this, folder, "--only", name, *arguments]
-            problem = run_for(asked, min(group_seconds, end - time.monotonic()), look)
-            look()
-        if problem:
-            part = [row for row in part if row.name != TOOK] + [failure(name, problem)]
-            part.append(took(name, time.monotonic() - begun, part))
-        rows = instead(rows, part)
-    return Recording(*about, rows) if about else None
+def rows_apart(name: str, arguments: list[str], end: float) -> Iterator[Row]:
+    """The rows of a group, as a process of its own writes them, which gets these arguments besides
+    and ends by `end` on the monotonic clock. This process leaves the GPU alone."""
+    seen = 0
+    with tempfile.TemporaryDirectory() as folder:
+        this = [sys.executable, "-m", "coursekit.recordings.record", folder, "--only", name]
+        for _ in watched([*this, *arguments], min(GROUP_SECONDS, end - time.monotonic())):
+            for found in read_all(folder):  # one at most
+                rows = [row for row in found.rows if row.name != TOOK]
+                yield from rows[seen:]
+                seen = len(rows)
 
 
-def begun_before(folder: Path, device: torch.device, command: str) -> Recording | None:
+def begun_before(folder: Path, about: tuple) -> Recording | None:
     """Rows that this command has recorded today on this machine, without failures. Those of a
     group that is not whole stay until they are measured again."""
-    about = hardware(device), installed_versions(device), datetime.date.today().isoformat(), command
     for found in read_all(folder):
         if (found.hardware, found.versions, found.date, found.command) == about:
             rows = [row for row in found.rows if row.name != FAILED and row.case.get("whole", True)]
@@ -147,42 +133,28 @@ def begun_before(folder: Path, device: torch.device, command: str) -> Recording 
     return None
 
 
-def instead(rows: Iterable[Row], part: Sequence[Row]) -> tuple[Row, ...]:
-    """The rows, and this part of them anew."""
-    keys = {row.key for row in part}
-    return *(row for row in rows if row.key not in keys), *part
-
-
-def took(group: str, seconds: float, rows: Iterable[Row]) -> Row:
-    whole = all(row.name != FAILED for row in rows)
-    return Row(TOOK, round(seconds, 1), "seconds", dict(group=group, whole=whole))
-
-
-def run_for(
-    command: list[str],
-    seconds: float,
-    look: Callable[[], object],
-    look_seconds: float = READ_EVERY_SECONDS,
-) -> str:
-    """Run the command for so many seconds at most, and poll its output. Returns the reason for a
-    bad end, or nothing. The process and its children are gone afterwards."""
+def watched(
+    command: list[str], seconds: float, look_seconds: float = READ_EVERY_SECONDS
+) -> Iterator[None]:
+    """Run the command for so many seconds at most: yields where its output is worth a look, last
+    at its end. Raises RuntimeError for a bad one. The process and its children are gone
+    afterwards."""
     if seconds <= 0:
-        return "not begun: the time was up"
-    end = time.monotonic() + seconds
+        raise RuntimeError("not begun: the time was up")
+    end, code = time.monotonic() + seconds, None
     process = subprocess.Popen(command, start_new_session=True)
     try:
-        while time.monotonic() < end:
-            try:
+        while code is None and time.monotonic() < end:
+            with suppress(subprocess.TimeoutExpired):
                 code = process.wait(look_seconds)
-                return f"its process ended with {code}" if code else ""
-            except subprocess.TimeoutExpired:
-                look()
-        return f"ended after {seconds:.0f} s"
+            yield
+        if code is None:
+            raise RuntimeError(f"ended after {seconds:.0f} s")
+        if code:
+            raise RuntimeError(f"its process ended with {code}")
     finally:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
 
 
@@ -214,11 +186,7 @@ def main(arguments=None, groups: Sequence[Run] = ALL) -> int:
             return 1
     chosen = [group for group in groups if group.name in parsed.only]
     chosen = [group for group in chosen if parsed.cpu or not group.on_cpus_alone]
-    earlier = parsed.apart and begun_before(parsed.folder, device, command)
-    if earlier:
-        chosen = [group for group in chosen if not earlier.find(TOOK, group=group.name)]
-        there = len(earlier.find(TOOK))
-        print(f"gpu:    goes on with {earlier.file_name}: {there} groups are there", flush=True)
+    about, earlier = about_this(device, command), None
 
     def keep(recording):
         return recording.write(parsed.folder)
@@ -226,10 +194,16 @@ def main(arguments=None, groups: Sequence[Run] = ALL) -> int:
     if parsed.apart:
         said = "gpu:    ended from outside; what was measured is written"
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(said))
-        names = [group.name for group in chosen]
-        done = record_apart(command, names, tried, keep, earlier=earlier or None)
+        if earlier := begun_before(parsed.folder, about):
+            chosen = [group for group in chosen if not earlier.find(TOOK, group=group.name)]
+            there = len(earlier.find(TOOK))
+            print(f"gpu:    goes on with {earlier.file_name}: {there} groups are there", flush=True)
+        end = time.monotonic() + ALL_GROUPS_SECONDS
+        measured = ((group.name, rows_apart(group.name, tried, end)) for group in chosen)
     else:
-        done = record(device, command, chosen, keep, parsed.quick)
+        few = lambda group: group.quick if parsed.quick else {}
+        measured = ((group.name, group.measure(device, **few(group))) for group in chosen)
+    done = record(about, measured, keep, earlier)
     if done is None:
         print(f"nothing was recorded: {', '.join(parsed.only)} gave no row.", file=sys.stderr)
         return 1
