@@ -1,4 +1,6 @@
-"""`python -m shardlab COMMAND`: data/commands.md has the commands."""
+"""`python -m shardlab COMMAND`: data/commands.md has the commands. A wrong question is a ValueError
+of its function: one sentence, and exit code 2.
+"""
 
 import os
 import sys
@@ -6,7 +8,6 @@ from contextlib import suppress
 from importlib import import_module
 
 from coursekit.commands import parser_of_commands
-from coursekit.formulas.command import say_refused
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,9 +26,11 @@ def main(arguments: list[str] | None = None) -> int:
         print("interrupted.", file=sys.stderr)
         return 130
     except OSError as error:  # a file that cannot be read, written, or have such a name
-        return say_refused(f"{str(error.filename)[:200]}: {error.strerror or error}.")
+        print(f"{str(error.filename)[:200]}: {error.strerror or error}.", file=sys.stderr)
+        return 2
     except ValueError as refused:  # what was asked
-        return say_refused(refused)
+        print(f"{refused!s:.3000}", file=sys.stderr)  # it may hold what was typed
+        return 2
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     explain("states_bytes", model="GPT-2 124M", recipe="fp32 Adam")
 
-prints the tree and returns the values that were asked for.
+prints the tree and returns the values that were asked for; `python -m shardlab explain` prints it.
 """
 
 from .registry import BOOK, Formula, Registry, show
@@ -62,3 +62,36 @@ def amount(value, unit) -> str:
         size, name = next(pair for pair in DECIMAL_UNITS if value >= pair[0])
         return f"{number} bytes ({value / size:.3g} {name})"
     return number + unit
+
+
+def run_explain(asked) -> int:
+    names = [word for word in asked.names if "=" not in word]
+    try:
+        explain(names, **given_pairs(word for word in asked.names if "=" in word))
+    except TypeError as refused:
+        raise ValueError(refused) from None
+    return 0
+
+
+def given_pairs(words) -> dict:
+    """The names and values of NAME=VALUE. Raises TypeError for a word without a name, or a name
+    given twice."""
+    given = {}
+    for name, value in map(pair, words):
+        if not name:
+            raise TypeError(f"={value}: there is no name before the equals sign.")
+        if name in given:
+            raise TypeError(f"{name} is given twice: {given[name]} and {value}.")
+        given[name] = value
+    return given
+
+
+def pair(word: str):
+    """(name, value) of NAME=VALUE: a number where it is one."""
+    name, _, text = word.partition("=")
+    for number in (int, float):
+        try:
+            return name, number(text)
+        except ValueError:
+            pass
+    return name, text

@@ -11,16 +11,16 @@ import sys
 import traceback
 from pathlib import Path
 
-from coursekit.formulas.command import say_refused
 from coursekit.sentences import first_sentence
 
 
 def run_profile(asked: argparse.Namespace) -> int:
     if wrong := first_sentence("machine.md", "what profile cannot be asked", vars(asked)):
-        return say_refused(wrong)
+        raise ValueError(wrong)
     own = [word for word in asked.arguments if word.split("=")[0] == "--trace"]
     if own:
-        say_refused(f"{own[0]} goes to {asked.script}: options of profile are before the script.")
+        said = f"{own[0]} goes to {asked.script}: options of profile are before the script."
+        print(said, file=sys.stderr)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read once, when torch is imported
     from ranklab.measure.profile import NoStep, profiled_steps
 
@@ -30,8 +30,8 @@ def run_profile(asked: argparse.Namespace) -> int:
     try:
         with profiled_steps(peak=peak_rate(), stop=True) as found:
             run_script(asked.script)
-    except (NoStep, ScriptFailed) as wrong:
-        return say_refused(str(wrong))
+    except NoStep as wrong:
+        raise ValueError(wrong) from None
     finally:
         sys.argv, sys.path[:] = before
     print(found)
@@ -41,11 +41,8 @@ def run_profile(asked: argparse.Namespace) -> int:
     return 0
 
 
-class ScriptFailed(RuntimeError):
-    """The script raised an error: one sentence."""
-
-
 def run_script(script: Path):
+    """Raises ValueError with one sentence for a script that raises an error."""
     from coursekit.exercises.on_a_rank import text_of  # they load torch
     from ranklab.measure.profile import EnoughSteps
 
@@ -53,14 +50,14 @@ def run_script(script: Path):
         runpy.run_path(str(script), run_name="__main__")
     except SystemExit as left:
         if left.code not in (None, 0):
-            raise ScriptFailed(f"{script} left with exit code {left.code}.") from None
+            raise ValueError(f"{script} left with exit code {left.code}.") from None
     except EnoughSteps:
         raise
     except BaseException as error:  # the script's own may be one
         frames = traceback.extract_tb(error.__traceback__)  # the script's own innermost line
         lines = [0, *(one.lineno for one in frames if one.filename == str(script))]
         where = f"{script}:{getattr(error, 'lineno', 0) or lines[-1]}"
-        raise ScriptFailed(f"{where} raised {type(error).__name__}: {text_of(error)}") from error
+        raise ValueError(f"{where} raised {type(error).__name__}: {text_of(error)}") from error
 
 
 def peak_rate() -> float | None:

@@ -13,7 +13,6 @@ from multiprocessing import connection, get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from coursekit.formulas.command import say_refused
 from coursekit.formulas.presets import GPUS
 from coursekit.formulas.registry import BOOK
 from coursekit.sentences import first_sentence, sentences, with_values
@@ -33,7 +32,7 @@ GRACE = 10  # seconds that a script has more, where it takes no signal
 def run_rehearse(asked: argparse.Namespace) -> int:
     del asked.parser  # what is asked goes to another process
     if wrong := refused(asked):
-        return say_refused(wrong)
+        raise ValueError(wrong)
     print(f"a rehearsal of {asked.script}: {WARNING}", file=sys.stderr)
     own = vars(asked).keys() - {"module", "script", "arguments", "run"}
     for word in asked.arguments:
@@ -43,7 +42,7 @@ def run_rehearse(asked: argparse.Namespace) -> int:
     for rank in ranks:
         answer = rehearsed(asked, rank)
         if isinstance(answer, str):
-            return say_refused(f"rank {rank}: {answer}" if len(ranks) > 1 else answer)
+            raise ValueError(f"rank {rank}: {answer}" if len(ranks) > 1 else answer)
         found.append(answer)
     if asked.json:
         answers = [answer for answer, _ in found]

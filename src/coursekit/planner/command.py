@@ -1,6 +1,5 @@
 """The planner from a shell: `python -m shardlab fits` says whether a model fits, `plan` which
-layout is the fastest that does, `oom` what an out-of-memory message says. A wrong question gets one
-sentence, and exit code 2.
+layout is the fastest that does, `oom` what an out-of-memory message says.
 """
 
 import argparse
@@ -9,7 +8,6 @@ import sys
 import warnings
 from collections.abc import Callable
 
-from coursekit.formulas.command import say_refused
 from coursekit.formulas.presets import WITHOUT_BF16
 from shardlab.common.cross_node_warning import CrossesNodes
 
@@ -107,7 +105,7 @@ def run_oom(asked: argparse.Namespace) -> int:
         if "gpu" not in given and found.presets:
             given["gpu"] = found.presets[0]
         if lacking := {"model", "gpu", "gpus", "sequence"} - set(given):
-            return say_refused(f"--{min(lacking)} is missing: formulas need it for the layout.")
+            raise ValueError(f"--{min(lacking)} is missing: formulas need it for the layout.")
         layout = _answer(fits, given)
         changes = layout.nearest or tuple(nearest(layout.layout))
         answer["layout"] = layout.as_json() | dict(nearest=list(json_of_nearest(changes)))
