@@ -3,7 +3,7 @@
     layout.py          a layout that is asked about, and the bytes of its fullest rank
     fits.py            these bytes as a ledger, with what was assumed
     nearest.py         the nearest layouts that fit
-    search.py          all legal layouts, solved at once by many.py, and the fastest that fit
+    search.py          all legal layouts, solved at once, and the fastest that fit
     plan.py            these, with what was assumed
     links.py           the links between the GPUs of a preset
     speeds.py          seconds of a step, at the speeds of published runs (runs_published.py)

@@ -315,13 +315,12 @@ def _tool_of(path, tree, keys) -> Tool:
         )
     suffixes = {"json": ("json", "yaml"), "toml": ("toml",), "yaml": ("yaml",)}
     formats = suffixes.get(path.suffix[1:].replace("yml", "yaml"), ("command", "json"))
-    for tool in tools().values():
-        signs = sum(sign in tree for sign in tool.signs)
-        if tool.format in formats and signs >= min(2, len(tool.signs) - 1):
-            return tool
-    for tool in tools().values():
-        if tool.format in formats and any(sign in tree for sign in tool.signs):
-            return tool
+    known = [tool for tool in tools().values() if tool.format in formats]
+    for several in (True, False):  # of a tool's signs, or one
+        for tool in known:
+            signs = sum(sign in tree for sign in tool.signs)
+            if signs >= (min(2, len(tool.signs) - 1) if several else 1):
+                return tool
     names, has = ", ".join(tool.name for tool in tools().values()), ", ".join([*tree][:4])
     raise InvalidConfiguration(
         f"{path.name} is of none of these tools: {names}; it has {has or 'nothing'}."

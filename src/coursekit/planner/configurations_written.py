@@ -176,32 +176,26 @@ def _nested(tree) -> dict:
     return found
 
 
+# JSON is YAML and TOML for numbers, truth values and quoted text.
+
+
 def _json(tree) -> Iterator[str]:
     yield json.dumps(_nested(tree), indent=2)
 
 
 def _yaml(tree) -> Iterator[str]:
-    yield from _indented(_nested(tree), 0)
-
-
-def _indented(tree, depth) -> Iterator[str]:
-    for name, value in tree.items():
+    for name, value in _nested(tree).items():
         if isinstance(value, dict):
-            yield f"{'  ' * depth}{name}:"
-            yield from _indented(value, depth + 1)
+            yield f"{name}:"
+            yield from (f"  {line}" for line in _yaml(value))
         else:
-            yield f"{'  ' * depth}{name}: {_scalar(value)}"
-
-
-def _scalar(value) -> str:
-    """JSON is YAML and TOML for numbers, truth values and quoted text."""
-    return json.dumps(value)
+            yield f"{name}: {json.dumps(value)}"
 
 
 def _toml(tree) -> Iterator[str]:
     for section, settings in _nested(tree).items():
         yield f"[{section}]"
-        yield from (f"{name} = {_scalar(value)}" for name, value in settings.items())
+        yield from (f"{name} = {json.dumps(value)}" for name, value in settings.items())
 
 
 def _command(tree) -> Iterator[str]:

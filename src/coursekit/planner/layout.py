@@ -297,27 +297,25 @@ def usual_recipe(gpu, kernels) -> str:
 
 def model_sizes(model) -> dict:
     """The quantities of a model by name, or of a config.json; given ones with the usual others."""
+    by_name = f"models by name are {', '.join(MODELS)}."
     if isinstance(model, dict):
-        return {**BOOK.assumed(_FAMILY, model), **model}
-    if not str(model).strip():
-        raise InvalidModelConfig(f"model is empty; models by name are {', '.join(MODELS)}.")
-    if model in MODELS:
-        return dict(MODELS_WITH_USUAL[model])
-    try:
-        sizes = read_config(model)
-    except InvalidModelConfig as refused:
-        if Path(model).exists():
-            raise
-        raise InvalidModelConfig(
-            f"{str(refused)[:-1]}; models by name are {', '.join(MODELS)}."
-        ) from None
+        sizes = model
+    elif not str(model).strip():
+        raise InvalidModelConfig(f"model is empty; {by_name}")
+    elif model in MODELS:
+        sizes = MODELS[model].quantities
+    else:
+        try:
+            sizes = read_config(model)
+        except InvalidModelConfig as refused:
+            if Path(model).exists():
+                raise
+            raise InvalidModelConfig(f"{str(refused)[:-1]}; {by_name}") from None
     return {**BOOK.assumed(_FAMILY, sizes), **sizes}
 
 
 _FAMILY = list(dict.fromkeys(name for preset in MODELS.values() for name in preset.quantities))
-MODELS_WITH_USUAL = {
-    name: {**BOOK.assumed(_FAMILY, ()), **preset.quantities} for name, preset in MODELS.items()
-}
+MODELS_WITH_USUAL = {name: model_sizes(name) for name in MODELS}
 
 
 def option(name) -> str:

@@ -3,7 +3,7 @@ rank and the seconds of a step of each, and the best of those that fit.
 
     found = plan("config.json", gpu="H100 SXM 80GB", gpus=64, batch=512, sequence=8192)
     print(found)
-    found.best[0].layout            # a RankLayout; .seconds, .tokens_per_second, .parts ...
+    found.best[0].layout            # a RankLayout; .seconds, .utilisation, .parts ...
 """
 
 from collections.abc import Iterator
@@ -101,18 +101,7 @@ class LayoutPlan:
             legal=self.legal,
             fitting=self.fitting,
             best=[
-                dict(
-                    layout=knobs(one.layout),
-                    data_parallel=one.layout.given["data_parallel"] // one.layout.context_parallel,
-                    seconds=one.seconds,
-                    tokens_per_second_per_gpu=one.tokens_per_second,
-                    utilisation=one.utilisation,
-                    needed_bytes=one.needed_bytes,
-                    memory_bytes=one.memory_bytes,
-                    parts=one.parts,
-                    binds=one.binds,
-                    zero_stages_as_fast=one.stages,
-                )
+                dict(vars(one), layout=knobs(one.layout), data_parallel=one.data_parallel)
                 for one in self.best
             ],
             nearest=list(json_of_nearest(self.nearest)),

@@ -10,7 +10,8 @@ from math import gcd, isqrt
 import numpy as np
 
 from coursekit.formulas.presets import GPUS
-from coursekit.formulas.registry import InvalidQuantity, show
+from coursekit.formulas.registry import BOOK, InvalidQuantity, show
+from coursekit.formulas.subset import EXACT_LIMIT, Values
 from coursekit.sentences import data_text
 
 from .layout import (
@@ -25,8 +26,7 @@ from .layout import (
     in_library,
     option,
 )
-from .many import solve_many
-from .speeds import PARTS, WORK, Speed, parts_of, step_given, step_values
+from .speeds import OF_A_STEP, PARTS, WORK, Speed, parts_of, step_given, step_values
 
 MOST_BATCH = 1_000_000
 CONTEXTS = (1, 2, 4, 8)  # tried where nothing fits in whole sequences
@@ -58,29 +58,32 @@ class Candidate:
     needed_bytes: int
     memory_bytes: int
     seconds: float
-    tokens_per_second: float  # of each GPU
+    tokens_per_second_per_gpu: float
     utilisation: float
     parts: dict  # of PARTS -> seconds
     binds: str  # what makes the step longer, or what the memory rules out
-    stages: tuple  # of ZeRO with which these degrees are as fast, within WORTH
+    zero_stages_as_fast: tuple  # with which these degrees are as fast, within WORTH
+
+    @property
+    def data_parallel(self) -> int:
+        return self.layout.given["data_parallel"] // self.layout.context_parallel
 
     def __str__(self):
-        asked, steps = self.layout, self.layout.steps
-        copies = asked.given["data_parallel"] // asked.context_parallel
+        steps, copies, stages = self.layout.steps, self.data_parallel, self.zero_stages_as_fast
         shares = sorted(self.parts.items(), key=lambda part: -part[1])
         said = ", ".join(
             f"{PARTS[name]} {taken / self.seconds:.0%}"
             for name, taken in shares
             if taken > 0.01 * self.seconds
         )
-        said_stages = ", ".join(map(str, self.stages))
+        said_stages = ", ".join(map(str, stages))
         return "\n".join(
             (
-                f"{self.seconds:.3g} s, {self.tokens_per_second:,.0f} tokens/s a GPU, MFU"
+                f"{self.seconds:.3g} s, {self.tokens_per_second_per_gpu:,.0f} tokens/s a GPU, MFU"
                 f" {self.utilisation:.1%}, {gigabytes(self.needed_bytes)} of"
                 f" {gigabytes(self.memory_bytes)}",
-                f"   {options(asked)}",
-                *([f"   within {WORTH:.1%}: ZeRO {said_stages}"] if len(self.stages) > 1 else []),
+                f"   {options(self.layout)}",
+                *([f"   within {WORTH:.1%}: ZeRO {said_stages}"] if len(stages) > 1 else []),
                 f"   {copies:,} data-parallel {'rank' if copies == 1 else 'ranks'}, {steps:,}"
                 f" {'microbatch' if steps == 1 else 'microbatches'} each",
                 f"   {said}",
@@ -320,9 +323,7 @@ class Search:
             layout,
             layout.needed_bytes(held),
             held["gpu_memory_bytes"],
-            values["layout_seconds"],
-            values["layout_tokens_per_second"],
-            values["layout_utilisation"],
+            *(values[name] for name in OF_A_STEP),
             parts,
             self._binds(place, parts),
             stages,
@@ -349,6 +350,37 @@ class Search:
         if share < WORTH:
             return "nothing but the GPU's own work"
         return f"{PARTS[name]}, {share:.0%} of the step"
+
+
+def solve_many(targets, given):
+    """(values, right): what solve() finds at each place of the arrays of whole numbers in `given`,
+    and whether solve() takes the place. A value is an array, or a number where no array is in it.
+    Raises for presets and numbers what solve() raises."""
+    flat = BOOK.expand(given)
+    arrays = {name: value for name, value in flat.items() if isinstance(value, np.ndarray)}
+    numbers = {name: value for name, value in flat.items() if name not in arrays}
+    formulas, inputs = BOOK.resolve(targets, flat)
+    values = BOOK.validate(**numbers) | arrays
+    values |= BOOK.assumed(inputs, values)
+    right = np.ones(len(next(iter(arrays.values()))), dtype=bool)
+    for name, array in arrays.items():
+        if name in BOOK.formulas:  # a choice, given
+            continue
+        quantity = BOOK.find(name)
+        right &= (array >= quantity.least) & (array <= quantity.most)
+    with np.errstate(all="ignore"):  # a place that is refused may divide by 0
+        for name in formulas:
+            formula = BOOK.formulas[name]
+            value = formula.function(Values(values))
+            if not formula.whole:
+                value = value.astype(float) if isinstance(value, np.ndarray) else float(value)
+            values[name] = value
+            right &= np.isfinite(value)
+            if formula.whole:
+                right &= (value >= 0) & (value <= EXACT_LIMIT)
+        for rule in BOOK.applicable_rules(values):
+            right &= rule.function(Values({**dict(rule.assumed), **values}))
+    return values, right
 
 
 def divisors(number: int) -> list:

@@ -97,7 +97,7 @@ SECONDS_BY_LOOK = {  # look of palette.TIMELINE -> (label, parts of the step)
     "communication": ("messages", ("messages", "passing", "exposed", "experts", "exchange")),
     "idle": ("bubble", ("bubble",)),
 }
-_STEP = ("layout_seconds", "layout_tokens_per_second", "layout_utilisation")
+OF_A_STEP = ("layout_seconds", "layout_tokens_per_second", "layout_utilisation")
 
 
 def _measured_share(gpu) -> float | None:
@@ -158,7 +158,7 @@ def step_values(layout: RankLayout, speed: Speed, **more) -> dict:
     the layout does not have, such as dropout."""
     given = step_given(layout, speed) | more
     given["pipeline_rank"] = layout.pipeline_parallel - 1
-    return BOOK.solve(_STEP, given, allow_unused=True)
+    return BOOK.solve(OF_A_STEP, given, allow_unused=True)
 
 
 def parts_of(values) -> dict:

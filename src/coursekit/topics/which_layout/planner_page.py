@@ -38,12 +38,12 @@ def cells(one):
         f"{copies}"
         + (f" × {c} that share" if c > 1 else "")
         + (f", experts over {e}" if e > 1 else ""),
-        " or ".join(map(str, one.stages)),
+        " or ".join(map(str, one.zero_stages_as_fast)),
         f"{layout.microbatch} × {layout.steps}",
         RECOMPUTED_WORDS[layout.recompute_policy],
         format_as(one.needed_bytes, "decimal bytes"),
         format_as(one.seconds, "short duration"),
-        format_as(one.tokens_per_second, "number"),
+        format_as(one.tokens_per_second_per_gpu, "number"),
     )
 
 
