@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .numbers import is_number, plain_number
+
 
 def nine_digits(tensor: Tensor) -> list[float]:
     """Its elements, in which sums in another order agree."""
@@ -30,10 +32,8 @@ def list_of_ranks(given: Callable[[], Any], *forms: tuple[Callable[[Any], bool],
     if found is None or found is ...:
         return found
     if not isinstance(found, (list, tuple)):
-        return (
-            "one number is one rank's: run(function) gives a list of what each rank returned, and"
-            " check wants the list."
-        )
+        said = "run(function) gives a list of what each rank returned, and check wants the list."
+        return f"one number is one rank's: {said}" if is_number(plain_number(found)) else said
     return next((said for holds, said in forms if any(map(holds, found))), list(found))
 
 

@@ -298,6 +298,8 @@ def _raised(exercise: Exercise, number: int, solution: Callable, failure: Failur
     why = " ".join((own or named(ERRORS)).split())
     stop = "." * (not failure.endswith("."))
     said = f"{written} raised {failure}"
+    if unread := re.match(r"\w+( on .+?)?: (it .+)", failure):  # nothing was raised
+        said = f"{written}{unread[1] or ''}: {unread[2]}"
     return f"{said}{stop} {why}" if why else said
 
 

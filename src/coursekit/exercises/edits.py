@@ -16,7 +16,7 @@ decision lists for answers that nobody listed follow (decisions.py).
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from textwrap import dedent
 from types import FunctionType
@@ -73,9 +73,9 @@ class Topic:
         of_lab = f"{self.name}.{key}"
         rest["half"] = solutions().get(of_lab, {}).get("half", "")
         if rest.get("of_a_value"):
-            wrong = list(self._values(key))
             found = solution if callable(solution) else lambda: solution
-            return Exercise(reference=found, misconceptions=tuple(wrong), **rest)
+            wrong = self._misconceptions(key, lambda block: _returning("\n".join(block)))
+            return Exercise(reference=found, misconceptions=wrong, **rest)
         lab = solutions()[of_lab] if solution is None else {}
         source = lab.get("solution") or dedent(inspect.getsource(solution))
         names: dict[str, Any] = {}
@@ -83,9 +83,9 @@ class Topic:
         names |= {**vars(self.module), **self.before}
         reference = solution or made(source, names, key)
         rest = {"name": reference.__name__, **rest}
-        wrong = list(self._edits(key, source, names))
+        wrong = self._misconceptions(key, lambda block: made(edited(source, block), names, key))
         self.before[reference.__name__] = reference
-        return Exercise(reference=reference, misconceptions=tuple(wrong), **rest)
+        return Exercise(reference=reference, misconceptions=wrong, **rest)
 
     def _add_decisions(self, key: str, rest: dict[str, Any]):
         """The exercise's decision lists among its properties, and the sentences of its errors."""
@@ -94,16 +94,10 @@ class Topic:
         rest["properties"] = found.lists + rest.get("properties", ())
         rest["errors"] = found.errors + rest.get("errors", ())
 
-    def _edits(self, key: str, source: str, names: dict[str, Any]) -> Iterator[Misconception]:
-        for mistake in self.mistakes.get(key, ()):
-            for block in mistake.blocks:
-                wrong = made(edited(source, block), names, key)
-                yield Misconception(wrong, mistake.sentence)
-
-    def _values(self, key: str) -> Iterator[Misconception]:
-        for mistake in self.mistakes.get(key, ()):
-            for block in mistake.blocks:
-                yield Misconception(_returning("\n".join(block)), mistake.sentence)
+    def _misconceptions(self, key: str, wrong: Callable) -> tuple[Misconception, ...]:
+        """Those of an exercise; `wrong` makes a solution of a block."""
+        listed = self.mistakes.get(key, ())
+        return tuple(Misconception(wrong(b), one.sentence) for one in listed for b in one.blocks)
 
 
 def _returning(expression: str) -> Callable[[], Any]:

@@ -156,13 +156,11 @@ class Predictions:
         """Everything predicted in this lab, measured (a dash where it was not yet) and, where
         there is something, recorded on a GPU: name -> words."""
         table = self._table(self._locked)
+        rows = table.rows or [["nothing predicted yet", "–", "–", "–"]]
         if all(words == NOT_RECORDED for words in recorded.values()):
-            return Table(table.heads, table.rows or [["nothing predicted yet", "–", "–", "–"]])
-        rows = [[*row, recorded.get(row[0], NOT_RECORDED)] for row in table.rows]
-        return Table(
-            [*table.heads, "recorded on a GPU"],
-            rows or [["nothing predicted yet", "–", "–", "–", NOT_RECORDED]],
-        )
+            return Table(table.heads, rows)
+        rows = [[*row, recorded.get(row[0], NOT_RECORDED)] for row in rows]
+        return Table([*table.heads, "recorded on a GPU"], rows)
 
     def _table(self, names, below=()):
         heads = ["", "predicted", "measured", "predicted / measured"]
