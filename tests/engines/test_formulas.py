@@ -24,6 +24,7 @@ from coursekit.formulas import (
     quantities,
     render,
 )
+from coursekit.formulas.places import _formula
 from coursekit.show.explorers import EXPLORERS
 
 # models that gpt.py can be: the others have norms of queries, four norms in a layer, or experts
@@ -46,31 +47,23 @@ SMALL = dict(
 # --- the registry ---------------------------------------------------------------------------------
 
 
-def ceil_div(a, b):  # the subset's names as a formula's author sees them
-    return formulas.ceil_div(a, b)
+def registry_of(names, **expressions):
+    """A registry of quantities by name and formulas as text."""
+    registry = Registry()
+    for name in names.split():
+        registry.quantity(name, name, "count", "given")
+    facts = dict(unit="bytes", meaning="", source="", measured_by="")
+    for name, text in expressions.items():
+        function = _formula(text)
+        function.__name__, function.__module__ = name, __name__
+        registry.add(name, function, symbol=name, **facts)
+    return registry
 
 
 def test_names_resolve_and_a_given_name_takes_the_place_of_its_formula():
     """Mutation: resolve() ignores `given` and computes b from a all the same."""
-    registry = Registry()
-    registry.quantity("a", "a", "count", "given")
-
-    class Parts(registry.section(source="", measured_by="")):
-        def b(q):
-            """b | bytes | twice a"""
-            return 2 * q.a
-
-        def c(q):
-            """c | bytes | needs both"""
-            return ceil_div(q.b, q.a) + q.b
-
+    registry = registry_of("a", b="2 * a", c="ceil_div(b, a) + b", d="10 * b")
     assert registry.evaluate(["c", "b"], a=7) == {"c": 16, "b": 14}
-
-    class More(registry.section(source="", measured_by="")):
-        def d(q):
-            """d | bytes | needs b alone"""
-            return 10 * q.b
-
     assert registry.evaluate(["d"], a=7, b=15, allow_unused=True) == {"d": 150}
     with pytest.raises(UnusedQuantity, match="a is given, but d does not depend on it, because b"):
         registry.evaluate(["d"], a=7, b=15)
@@ -78,25 +71,14 @@ def test_names_resolve_and_a_given_name_takes_the_place_of_its_formula():
     with pytest.raises(InvalidQuantity, match="b = 15 contradicts a, which make it 14: leave one"):
         registry.evaluate(["c"], a=7, b=15)
     assert registry.resolve(["c"]) == (["b", "c"], ["a"])
-    assert Parts.c(a=7) == 16  # a formula is callable
+    assert registry.formulas["c"](a=7) == 16  # a formula is callable
 
 
 def test_a_circle_an_unknown_name_and_a_missing_one_are_named():
     """Mutation: drop the `path` check (RecursionError instead of the circle) or the list of missing
     names."""
-    registry = Registry()
-
-    class Parts(registry.section(source="", measured_by="")):
-        def x(q):
-            """x | bytes | needs y"""
-            return q.y + 1
-
-        def y(q):
-            """y | bytes | needs x"""
-            return q.x + 1
-
     with pytest.raises(ValueError, match="x -> y -> x: these formulas need each other in a circle"):
-        registry.evaluate(["x"])
+        registry_of("", x="y + 1", y="x + 1").evaluate(["x"])
     with pytest.raises(
         TypeError, match="no quantity or formula is named paramters; did you mean parameters?"
     ):
@@ -108,9 +90,7 @@ def test_a_circle_an_unknown_name_and_a_missing_one_are_named():
 def test_a_rule_holds_from_the_moment_it_is_registered():
     """Must catch: the rules of a call remembered from before; a rule of other quantities applied;
     a rule that does without an assumed quantity and is not."""
-    registry = Registry()
-    for name in ("a", "b", "c"):
-        registry.quantity(name, name, "count", "given")
+    registry = registry_of("a b c")
     assert registry.validate(a=3, b=2) == {"a": 3, "b": 2}
 
     @registry.rule("a = {a} must be at most b = {b}.", marks="a", c=1)
@@ -171,8 +151,7 @@ def test_arguments_and_misspelt_quantities_of_a_formula():
 
 def test_a_name_is_defined_once():
     """Mutation: let the second take the place of the first."""
-    registry = Registry()
-    registry.quantity("a", "a", "count", "")
+    registry = registry_of("a")
     with pytest.raises(ValueError, match="a is defined twice"):
         registry.quantity("a", "a", "count", "")
 
@@ -201,33 +180,18 @@ def test_rules_also_hold_for_computed_quantities():
 def test_a_dividend_too_large_for_the_page_is_refused():
     """Mutation: remove the check in _whole_division; a quotient below 2^53 would hide a dividend
     that JavaScript rounds."""
-    registry = Registry()
-    registry.quantity("a", "a", "count", "")
-
-    class Parts(registry.section(source="", measured_by="")):
-        def b(q):
-            """b | bytes | a squared, dealt to a"""
-            return ceil_div(q.a * q.a, q.a)
-
-    assert Parts.b(a=10**7) == 10**7
+    squared_and_dealt = registry_of("a", b="ceil_div(a * a, a)").formulas["b"]
+    assert squared_and_dealt(a=10**7) == 10**7
     with pytest.raises(TooLarge, match=r"b = 1\.00e\+16"):
-        Parts.b(a=10**8)
+        squared_and_dealt(a=10**8)
 
 
 def test_whole_quantities_take_whole_floats_and_never_become_floats():
     """Mutation: compute() lets a float through for a whole unit."""
     assert formulas.validate(tokens=300e9)["tokens"] == 300_000_000_000
     assert isinstance(formulas.validate(tokens=300e9)["tokens"], int)
-    registry = Registry()
-    registry.quantity("a", "a", "count", "")
-
-    class Parts(registry.section(source="", measured_by="")):
-        def b(q):
-            """b | bytes | a true division among bytes"""
-            return q.a / 2
-
     with pytest.raises(TypeError, match="not a whole number"):
-        Parts.b(a=4)
+        registry_of("a", b="a / 2").evaluate(["b"], a=4)
 
 
 # --- the second and third rendering ---------------------------------------------------------------
@@ -235,32 +199,20 @@ def test_whole_quantities_take_whole_floats_and_never_become_floats():
 
 def test_long_equations_are_stacked():
     """Mutation: print nested cases, or sort the arguments of a maximum."""
-    from coursekit.formulas import maximum, minimum, where
-
-    registry = Registry()
+    registry = registry_of(
+        "",
+        stages="where(first > 2, third, where(first > 1, second, minimum(second, 0, first)))",
+        largest="maximum(third + second + first, 0, 2 * second + 3 * first + third + 7 * second)",
+    )
     for name in ("first", "second", "third"):
         registry.quantity(name, name[0] + r"_\text{long}", "count", "")
-
-    class Parts(registry.section(source="", measured_by="")):
-        def stages(q):
-            """x | count | rows"""
-            return where(
-                q.first > 2, q.third, where(q.first > 1, q.second, minimum(q.second, 0, q.first))
-            )
-
-        def largest(q):
-            """y | count | a maximum of long things"""
-            return maximum(
-                q.third + q.second + q.first, 0, 2 * q.second + 3 * q.first + q.third + 7 * q.second
-            )
-
     assert render.latex("stages", registry) == (
-        r"x = \begin{cases} t_\text{long} & \text{if } f_\text{long} > 2 \\ s_\text{long} &"
+        r"stages = \begin{cases} t_\text{long} & \text{if } f_\text{long} > 2 \\ s_\text{long} &"
         r" \text{if } f_\text{long} > 1 \\ "
         r"\min\left(s_\text{long}, 0, f_\text{long}\right) & \text{otherwise} \end{cases}"
     )
     assert render.latex("largest", registry) == (
-        r"y = \max \begin{cases} t_\text{long} + s_\text{long} + f_\text{long} \\ 0 \\ "
+        r"largest = \max \begin{cases} t_\text{long} + s_\text{long} + f_\text{long} \\ 0 \\ "
         r"2\,s_\text{long} + 3\,f_\text{long} + t_\text{long} + 7\,s_\text{long} \end{cases}"
     )
     assert render.latex("largest", registry, symbol=lambda name: "x").startswith(

@@ -68,13 +68,9 @@ def test_what_a_place_registers(book):
     """A formula where the category is more than one name, and none where it is one. Must catch:
     a twin of a quantity; a formula that needs what its expression does not name."""
     early, seen, late = book.step.places
-    assert early.categories() == dict(
-        activations="kept_bytes", temporaries="temporaries_at_early_bytes"
-    )
+    assert early.parts == dict(activations="kept_bytes", temporaries="temporaries_at_early_bytes")
     assert (early.phase, early.total) == ("forward", "live_at_early_bytes")
-    assert late.categories() == dict(
-        gradients="made_bytes", temporaries="temporaries_at_late_bytes"
-    )
+    assert late.parts == dict(gradients="made_bytes", temporaries="temporaries_at_late_bytes")
     assert book.formulas["temporaries_at_early_bytes"].needs == ("scratch_bytes",)
     assert book.formulas["live_at_early_bytes"].meaning == "bytes on the way: with scratch"
     assert book.formulas["temporaries_at_early_bytes"].meaning == "temporaries on the way"

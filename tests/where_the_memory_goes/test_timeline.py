@@ -161,5 +161,5 @@ def test_the_categories_of_every_point_are_all_of_it():
     assert all(
         name in BOOK.formulas
         for point in STEP_TIMELINE
-        for name in (*point.categories().values(), point.total)
+        for name in (*point.parts.values(), point.total)
     )

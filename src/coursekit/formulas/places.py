@@ -62,11 +62,7 @@ class Place:
     origin: Mapping
     says: Mapping
     terms: list = field(default_factory=list)
-    parts: Mapping = field(default_factory=dict)
-
-    def categories(self):
-        """Category -> quantity, in the order in which they are stacked."""
-        return dict(self.parts)
+    parts: Mapping = field(default_factory=dict)  # in the order in which they are stacked
 
     def bytes_of(self, usual):
         """Category -> what the place says, or what is usual, and the terms."""

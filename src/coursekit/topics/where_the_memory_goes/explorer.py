@@ -13,7 +13,7 @@ def _column(point):
         point.name,
         point.phase,
         point.total,
-        memory_parts(**point.categories()),
+        memory_parts(**point.parts),
         when=((point.when, 1),) if point.when else (),
     )
 
