@@ -67,15 +67,6 @@ def test_a_second_race_of_a_day_goes_on_in_the_recording():
         evening.after(elsewhere)
 
 
-def test_rows_are_found_by_name_and_case():
-    """Must catch: a case that is ignored; a rate printed as 7.9e+14 FLOP/s."""
-    recording = Recording(**GOOD)
-    assert recorded([recording], "matmul.rate").startswith("790 TFLOP/s on NVIDIA H200")
-    assert [row.value for row in recording.find("step.peak")] == [536_550_616, 600_000_000]
-    assert [row.value for row in recording.find("step.peak", optimizer="foreach")] == [600_000_000]
-    assert recording.find("step.peak", optimizer="fused") == []
-
-
 def test_a_suspect_row_is_kept_and_not_found(tmp_path):
     """Must catch: a number that was measured wrongly and that a page, a lab or a table prints; its
     mark lost when a later run of the day goes on; a recording that loses the row."""
@@ -106,9 +97,9 @@ def test_the_rows_that_were_measured_wrongly_are_marked():
 
 
 def test_what_a_lab_says_was_recorded(tmp_path, monkeypatch):
-    """Must catch: a CPU's number passed off as a GPU's; another case's; recordings not found from
-    the labs' folder, or not in an installed shardlab; those of the package instead of the
-    reader's own; other words."""
+    """Must catch: a CPU's number passed off as a GPU's; another case's; a rate printed as 7.9e+14
+    FLOP/s; recordings not found from the labs' folder, or not in an installed shardlab; those of
+    the package instead of the reader's own; other words."""
     assert recorded([], "step.peak") == "not yet recorded on a GPU"
     on_cpu = Recording(**{**GOOD, "hardware": Hardware("x86_64", "cpu", 1, 2**34)})
     recordings = [on_cpu, Recording(**GOOD)]

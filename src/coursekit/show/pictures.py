@@ -104,6 +104,7 @@ class Column:
     total: str
     parts: tuple
     when: tuple = ()
+    unless = ()
 
 
 @dataclass(frozen=True)
@@ -126,11 +127,7 @@ class TimelinePicture(Picture):
 
     def shown(self, values):
         """The columns that are there."""
-        return [
-            column
-            for column in self.columns
-            if all(values[name] == value for name, value in column.when)
-        ]
+        return [column for column in self.columns if holds(column, values)]
 
     @property
     def room(self):
