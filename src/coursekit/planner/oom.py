@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 from coursekit.formulas.presets import GPUS
 from coursekit.sentences import data_text, sentences
-from coursekit.show.format import format_bytes
+from coursekit.show.format import format_bytes, parse_number
 
 SIZE = r"([\d.]+ (?:bytes|KiB|MiB|GiB|TiB))"
-SIZE_UNITS = dict(bytes=1, KiB=2**10, MiB=2**20, GiB=2**30, TiB=2**40)
 # PyTorch to 2.0; before 1.4 the last number was what is cached beyond what is allocated
 OLDER = re.compile(
     rf"{SIZE} \(GPU (\d+); {SIZE} total capacity; {SIZE} already allocated; {SIZE} free;"
@@ -270,10 +269,7 @@ def _parsed(message) -> dict | None:
 
 
 def _bytes(text) -> int | None:
-    if text is None:
-        return None
-    number, unit = text.split()
-    return round(float(number) * SIZE_UNITS[unit])
+    return text and round(parse_number(text.replace("bytes", "B"), "bytes"))
 
 
 def _in_library(path) -> bool:
