@@ -5,7 +5,6 @@ import torch
 import torch.distributed as dist
 from notebook_kernel import notebook
 
-from coursekit.exercises import Exercise, Misconception, check
 from coursekit.lab import batches, far, ranks_on, ring_bytes, small_gpt
 from ranklab.measure.communication import CommunicationLog
 from ranklab.ranks import rank_device
@@ -74,25 +73,6 @@ def test_the_small_gpt():
     assert models[0].blocks[0].attention.qkv.bias.abs().max() == 0
     assert models[2].blocks[0].attention.qkv.bias.abs().min() > 0
     assert len(small_gpt(layers=1, vocabulary=7).blocks) == 1
-
-
-def test_a_check_of_what_a_cell_found():
-    """Must catch: a number that is refused because it is no function; a misconception that is not
-    compared with it; a call that no reader wrote in the sentence; None told as a function's."""
-    found = Exercise(
-        name="bytes of both ranks",
-        reference=lambda: [8, 16],
-        cases=({},),
-        misconceptions=(Misconception(lambda: [8, 8], "both sent the same."),),
-        right="so it is.",
-        answer=lambda given: given(),
-        of_a_value=True,
-    )
-    assert check(found, [8, 16]) and "both sent the same." in repr(check(found, [8, 8]))
-    assert repr(check(found, [8, 9])).startswith("not yet: bytes of both ranks is not [8, 9].")
-    assert "is not 8: yours is one int, and a list of 2 is wanted." in repr(check(found, 8))
-    assert "is None: give it the value that the cell has found." in repr(check(found, None))
-    assert "fill in the blank" in repr(check(found, ...))
 
 
 SETUP = """from coursekit.exercises import Predictions
