@@ -234,7 +234,7 @@ def test_what_is_written_is_read_again(name, tmp_path):
 
 def test_a_plan_is_written(capsys):
     """Must catch: settings that the file leaves to a launcher passed over in silence. (What a tool
-    cannot be told: test_commands_that_cannot_be.)"""
+    cannot be told: test_one_sentence.)"""
     command = ["plan", "--model", "Mistral 7B", "--gpu", "H100 SXM 80GB", "--gpus", "8"]
     assert main([*command, "--batch", "64", "--sequence", "2048", "--write", "deepspeed"]) == 0
     out, err = capsys.readouterr()

@@ -305,16 +305,3 @@ def test_a_file_that_is_no_model(tmp_path, capsys):
     asked = ["--gpu", "T4", "--gpus", "1", "--sequence", "16"]
     assert main(["fits", "--model", str(path), *asked]) == 2
     assert "'whisper' is an architecture that the formulas do not know" in capsys.readouterr().err
-
-
-@from_told("asked, sentence", cells)
-def test_commands_that_cannot_be(asked, sentence, capsys):
-    """One sentence, exit code 2. Must catch: a page of usage instead of what is wrong; the last of
-    two values taken without a word; a pipeline in accelerate's file; a knob that a tool's file
-    drops."""
-    try:
-        code = main(shlex.split(asked))
-    except SystemExit as left:
-        code = left.code
-    said = capsys.readouterr()
-    assert code == 2 and sentence in said.err and not said.out and said.err.count("\n") == 1

@@ -95,7 +95,7 @@ class Topic:
         rest["errors"] = found.errors + rest.get("errors", ())
 
     def _misconceptions(self, key: str, wrong: Callable) -> tuple[Misconception, ...]:
-        """Those of an exercise; `wrong` makes a solution of a block."""
+        """The misconceptions of an exercise; `wrong` makes a solution of a block."""
         listed = self.mistakes.get(key, ())
         return tuple(Misconception(wrong(b), one.sentence) for one in listed for b in one.blocks)
 
