@@ -84,6 +84,7 @@ def test_a_recording_into_a_folder_that_cannot_be_made(tmp_path, capsys):
 
 
 LONG = "x" * 5_000
+T4 = "fits --model 'GPT-2 124M' --gpu T4 --gpus 2 --sequence 512 "
 ASKED = ["--model", "GPT-2 124M", "--gpu", "H100 SXM 80GB", "--gpus", "8", "--sequence", "1024"]
 
 
@@ -99,7 +100,7 @@ def test_one_sentence(asked, said, capsys):
     """Must catch: a traceback; nan, inf or 0 taken for a size of this machine; a list of 10^30
     names; one slice for two seats; a port above 65535; a page of usage instead of what is wrong;
     the last of two values taken without a word; a pipeline in accelerate's file; a knob that a
-    tool's file drops."""
+    tool's file drops; an answer for a layout that cannot be."""
     try:
         assert main(asked) == 2
     except SystemExit as left:

@@ -1,7 +1,6 @@
 """Does it fit? The ledger, the nearest layout that fits, and what cannot be asked."""
 
 import json
-import shlex
 import warnings
 from functools import partial
 
@@ -285,17 +284,6 @@ def test_from_a_shell(tmp_path, capsys):
     )
     assert found["nearest"][0]["change"] == "--zero-stage 2"
     assert found["nearest"][0]["needed_bytes"] <= found["memory_bytes"]
-
-
-@from_told("changes, sentence", cells)
-def test_what_cannot_be(changes, sentence, capsys):
-    """One sentence, exit code 2. Must catch: a traceback; an answer for a layout that cannot be."""
-    asked = {"--model": "GPT-2 124M", "--gpu": "T4", "--gpus": "2", "--sequence": "512"}
-    changes = shlex.split(changes)
-    asked |= dict(zip(changes[::2], changes[1::2]))
-    assert main(["fits", *(word for pair in asked.items() for word in pair)]) == 2
-    said = capsys.readouterr()
-    assert sentence in said.err and not said.out and said.err.count("\n") == 1
 
 
 def test_a_file_that_is_no_model(tmp_path, capsys):
