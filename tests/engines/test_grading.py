@@ -39,7 +39,7 @@ def test_nothing_to_grade(tmp_path, monkeypatch, capsys):
         ["collectives", "latin.py"],
     ):
         assert main(["grade", *asked]) == 2
-        [said] = capsys.readouterr().out.splitlines()
+        [said] = capsys.readouterr().err.splitlines()
         assert asked[-1] in said
 
 
@@ -90,13 +90,13 @@ def test_start_copies_what_a_learner_needs(tmp_path, monkeypatch, capsys):
     assert tmp_path / grading_command.place_of_file("collectives") == own / "collectives.py"
     (own / "collectives.py").write_text("x = 1")
     assert main(["grade", "collectives", "--start"]) == 2
-    assert "not overwritten" in capsys.readouterr().out
+    assert "not overwritten" in capsys.readouterr().err
     assert (own / "collectives.py").read_text() == "x = 1"
     monkeypatch.setattr(assignments, "FOLDERS", (tmp_path / "elsewhere", *assignments.FOLDERS))
     assert main(["grade", "collectives", "--start", "beside"]) == 0
     monkeypatch.setattr(assignments, "FOLDERS", (tmp_path / "elsewhere",))
     assert main(["grade", "collectives", "--start"]) == 2
-    assert "no skeleton of collectives" in " ".join(capsys.readouterr().out.split())
+    assert "no skeleton of collectives" in " ".join(capsys.readouterr().err.split())
 
 
 def test_start_loads_no_torch(tmp_path):
@@ -109,7 +109,7 @@ def test_start_loads_no_torch(tmp_path):
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert not done.returncode, done.stderr
-    assert "pottery has no assignment: there are activation_checkpointing, " in done.stdout
+    assert "pottery has no assignment: there are activation_checkpointing, " in done.stderr
 
 
 @pytest.mark.nightly  # by day the command tries one, and pytest the core

@@ -95,21 +95,17 @@ def show_results(results: Iterable[TrialResult]) -> list[TrialResult]:
 
 
 def run_grade(asked) -> int:
-    """Exit status 0 if all trials pass, 1 if not, 2 if the file cannot be graded."""
+    """Exit status 0 if all trials pass, 1 if not. Raises CannotGrade for a file that cannot be."""
     source, path = None, "the reference"
-    try:
-        if asked.start:
-            readme, skeleton = copy_skeleton(asked.topic, asked.start)
-            print(f"{readme} says what to build, {skeleton} is where. Then:")
-            print(f"python -m shardlab grade {asked.topic} {skeleton}")
-            return 0
-        work = assignment(asked.topic)
-        if not asked.reference:
-            path = asked.file or place_of_file(asked.topic)
-            source = read_source(path)
-    except CannotGrade as refused:
-        print(refused)
-        return 2
+    if asked.start:
+        readme, skeleton = copy_skeleton(asked.topic, asked.start)
+        print(f"{readme} says what to build, {skeleton} is where. Then:")
+        print(f"python -m shardlab grade {asked.topic} {skeleton}")
+        return 0
+    work = assignment(asked.topic)
+    if not asked.reference:
+        path = asked.file or place_of_file(asked.topic)
+        source = read_source(path)
     print(f"{work.topic}: {path}")
     broken = [] if source is None else list(rules_broken(work, source, str(path)))[:5]
     for sentence in broken:
@@ -124,8 +120,7 @@ def run_grade(asked) -> int:
             whose = dict(todo=todo, user=asked.user or ())
             shown = show_results(Grader(work, source, str(path), start, **whose).all_results())
     except RankError as error:  # ranks that do not start
-        print(str(error).partition("\n")[0])
-        return 2
+        raise CannotGrade(str(error).partition("\n")[0]) from None
     report = report_of(work.topic, shown, time.monotonic() - begin)
     print(f"{report['right']} of {report['count']} right, in {report['seconds']:.0f} s.")
     write_reports(report, asked.report, asked.gradescope)
