@@ -63,14 +63,11 @@ def copy_skeleton(topic: str, folder: Path) -> list[Path]:
     for copy in copies:
         if copy.exists():
             raise CannotGrade(f"{copy} is there already: it is not overwritten.")
-    try:
-        copies[0].parent.mkdir(parents=True, exist_ok=True)
-        for copy in copies:
-            copyfile(source / copy.name, copy)
-        if not rules.exists():
-            copyfile(source.parent / rules.name, rules)
-    except OSError as error:
-        raise CannotGrade(f"{copies[0].parent} cannot be written: {error}.") from None
+    copies[0].parent.mkdir(parents=True, exist_ok=True)
+    for copy in copies:
+        copyfile(source / copy.name, copy)
+    if not rules.exists():
+        copyfile(source.parent / rules.name, rules)
     return copies
 
 
