@@ -221,14 +221,6 @@ def test_a_verdict_says_what_is_wrong(name, solution, said):
     assert begins(found, said) and len(found) < 700, found
 
 
-def test_a_verdict_in_markdown():
-    """Must catch: a type that a browser takes for a tag; a number that is no function checked."""
-    said = "**not yet:** twice(a=3) should give 6, yours gives True: a number is wanted."
-    assert judge(TWICE, lambda a: 1 < a)._repr_markdown_() == said
-    assert r"yours gives \<class 'int'\>: " in judge(TWICE, lambda a: int)._repr_markdown_()
-    assert repr(check(TWICE, 6)) == "not yet: twice wants a function, and got: int."
-
-
 @pytest.mark.slow
 def test_a_cell_goes_on_with_right_answers_alone():
     """Must catch: ranks that are given a blank, or a function that would hang."""

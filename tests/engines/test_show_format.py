@@ -1,38 +1,9 @@
-"""Numbers as a reader types them again, and the labs' small table. Numbers as the book prints and
-reads them are rows of told.md, and a browser compares the page's twin with Python."""
+"""The labs' small table. Numbers as the book prints and reads them are rows of told.md, and a
+browser compares the page's twin with Python."""
 
 from typing import NamedTuple
 
-from coursekit.show.format import format_as, format_to_type, parse_number
 from coursekit.show.tables import Table, table_by_rank
-
-
-def test_percent_moves_the_point_in_the_digits():
-    """Mutation: format_number(value * 100): 0.29 * 100 is 28.999999999999996 and would be 29.0%."""
-    assert [format_as(k / 100, "percent") for k in range(1, 101)] == [
-        f"{k}%" for k in range(1, 101)
-    ]
-
-
-def test_what_stands_in_a_box_can_be_typed_again():
-    """Mutation: show 175B for 174,604,259,328 parameters; leaving the box would change the
-    value."""
-    for style in ("exact", "count", "percent"):
-        for value in (1, 12_288, 300_000_000_000, 174_604_259_328, 2**53 - 1, 0.4, 0.123456):
-            assert parse_number(format_to_type(value, style)) == value
-    for style, value in (
-        ("bytes", 2**26),
-        ("bandwidth", 450e9),
-        ("short duration", 3.4e-6),
-        ("rate", 989e12),
-        ("bytes", 123_456_789),
-    ):
-        assert parse_number(format_to_type(value, style), style) == value
-    assert format_to_type(2**26, "bytes") == "64 MiB"
-    assert format_to_type(3.4e-6, "short duration") == "3.4 µs"
-    assert format_to_type(300_000_000_000, "count") == "300B"
-    assert format_to_type(174_604_259_328, "count") == "174,604,259,328"
-
 
 BYTES = Table(
     ["part", "predicted", "so"],
