@@ -135,10 +135,7 @@ def test_arguments_and_misspelt_quantities_of_a_formula():
         Misspelt.double(layers=2)
 
 
-@pytest.mark.parametrize(
-    "wrong, sentence",
-    cells("test_formulas::test_bad_input_gets_one_sentence_with_the_value_and_the_rule"),
-)
+@from_told("wrong, sentence", cells)
 def test_bad_input_gets_one_sentence_with_the_value_and_the_rule(wrong, sentence):
     """Mutation: `number < self.least` becomes `<=`, a rule is dropped, or a message loses its
     value."""
