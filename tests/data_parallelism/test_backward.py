@@ -14,6 +14,7 @@ from shardlab.common.backward import (
     BackwardListener,
     as_one_backward,
     when_backward_ends,
+    when_gradient_comes,
 )
 from shardlab.common.torch_internals import current_backward
 
@@ -176,7 +177,8 @@ def test_a_copied_parameter():
 
 
 def test_for_techniques_that_act_before():
-    """Must catch: an end that comes early."""
+    """Must catch: a call for each gradient and not for the first; a call when all have come; an end
+    that comes early."""
     model, told = net(), []
     running = []
 
@@ -185,10 +187,17 @@ def test_for_techniques_that_act_before():
         running.append(when_backward_ends(lambda: told.append("end")))
 
     hidden = model[0](torch.ones(1, 2))
-    hidden.register_hook(lambda _: begins())
+    later = hidden * 2  # its gradient is the first
+    hidden.register_hook(lambda _: told.append("second") and None)
+    when_gradient_comes([hidden, later], begins)
+    when_gradient_comes([], begins)
     model[0].weight.register_post_accumulate_grad_hook(lambda _: told.append(running[0]() is None))
-    model[1](hidden).sum().backward()
-    assert told == [True, False, "end"] and running[0]() is None and current_backward() is None
+    model[1](later).sum().backward()
+    assert (
+        told == [True, "second", False, "end"]
+        and running[0]() is None
+        and current_backward() is None
+    )
 
 
 def test_several_backwards_as_one():

@@ -109,7 +109,8 @@ def test_pieces_are_those_that_a_rank_reads():
     layout, want = Layout([[("w", chunk.start, chunk.stop)] for chunk in chunks]), []
     for rank in range(pictures.DRAWN_RANKS):
         own = Held("w", [elements], chunk_of(rank, elements, pictures.DRAWN_RANKS), None)
-        want += [(s.file, rank, s.here.stop - s.here.start) for s in layout.sources(own)]
+        pieces = layout.sources(own)
+        want += [(file, rank, here.stop - here.start) for file, _, _, here in pieces]
     found = [(file, rank, len(both)) for file, rank, both in pictures.drawn_pieces()]
     assert sorted(found) == sorted(want)
     assert sum(count for *_, count in found) == pictures.DRAWN_ELEMENTS

@@ -18,7 +18,7 @@ from torch.optim import SGD, swa_utils
 from shardlab import zero
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.recompute.core import checkpoint_by_function  # noqa: F401 (told.md names it)
-from shardlab.saving.resharding import flats_of
+from shardlab.saving.resharding import holds_of
 from shardlab.zero.hardened import stage1, stage2, stage3
 from shardlab.zero.hardened.arriving import is_coming
 from shardlab.zero.hardened.full_parameters import unsharded
@@ -359,8 +359,8 @@ def after_a_backward_within(door):
 def saved_once(door):
     net = with_a_compiled_child()
     _, optimizer = door.shard(net, SGD)
-    found = [name for flat in flats_of(net, optimizer) for name, _ in flat.parameters]
-    return right(found, ["0._orig_mod.weight", "0._orig_mod.bias", "1.weight", "1.bias"])
+    found = [one.name for one in holds_of(net, optimizer)]
+    return right(found, ["0.weight", "0.bias", "1.weight", "1.bias"])
 
 
 class Lambda(nn.Module):

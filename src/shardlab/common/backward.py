@@ -12,16 +12,17 @@ is complete; the first call marks the beginning and asks autograd for a call at 
 
 One listener owns a parameter: the newest. Each averages gradients, so two of them would average
 twice. A listener that no longer exists, say because a cell ran again, is not called.
-Stage 3 uses `when_backward_ends`, a pipeline `as_one_backward`.
+Stage 3 uses `when_gradient_comes` and `when_backward_ends`, a pipeline `as_one_backward`.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .torch_internals import (
@@ -171,6 +172,13 @@ def when_all_of_backward_ends(function: Callable[[], None]) -> ReferenceType:
     end = AllOfBackward(function)
     at_end_of_backward(end)
     return ref(end)
+
+
+def when_gradient_comes(tensors: Sequence[Tensor], function: Callable[[], None]):
+    """Calls the function when a backward has made the first gradient of one of these tensors,
+    before the backward goes on."""
+    if tensors:
+        register_multi_grad_hook(tensors, lambda _: function(), mode="any")
 
 
 @contextmanager

@@ -49,7 +49,6 @@ from .states import (
     random_states,
     refuse_another,
     set_random_states,
-    settings,
 )
 from .together import SaveFailed, only_run, run_together
 
@@ -93,7 +92,7 @@ def save(
             " just made stays."
         )
     folder, group = Path(folder), saving_group(model, optimizer, group)
-    whole, states = folder / f"step-{step}", optimizer.state_dict()["state"]
+    whole, run = folder / f"step-{step}", optimizer.state_dict()
     failed, (n, me) = (SaveFailed, f"could not write to {folder}"), place(group)
     to = f"step {step} for {folder.absolute()}"
     everyone, held, buffers = compare_ranks(to, model, optimizer, group, failed, True, extra)
@@ -119,7 +118,7 @@ def save(
         return write(
             partial / file_of(me),
             dict(
-                chunks=own_parts(held, states, written),
+                chunks=own_parts(held, run["state"], written),
                 random=random_states(),
                 buffers={name: buffers[name] for name in buffers if own[name] != first[name]},
             ),
@@ -132,9 +131,9 @@ def save(
         written = write(
             rest,
             dict(
-                kinds=state_types(held, states),
+                kinds=state_types(held, run["state"]),
                 buffers=buffers,
-                settings=settings(optimizer),
+                settings=run["param_groups"],
                 extra={} if extra is None else extra,
             ),
         )
@@ -207,7 +206,7 @@ def resume(
         number = next((k for k, each in enumerate(parts) if each.contents == here), 0)
         refuse_another(manifest["step"], parts[number].contents, here)
         ranks, layout = parts[number].ranks, Layout(parts[number].written)
-        wanted = {source.file for one in held for source in layout.sources(one)}
+        wanted = {file for one in held for file, *_ in layout.sources(one)}
         own = part.ranks.index(me) if len(part.ranks) == len(ranks) else None
 
         def content(name):
@@ -235,7 +234,7 @@ def resume(
             buffer.copy_(saved_buffers[name])
     states = {number: state for _, number, _, state in restored if state}
     groups = [
-        now | then
+        now | then | {"params": now["params"]}
         for now, then in zip(optimizer.state_dict()["param_groups"], rest["settings"], strict=True)
     ]
     optimizer.load_state_dict(dict(state=states, param_groups=groups))

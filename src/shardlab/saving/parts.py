@@ -176,31 +176,17 @@ def parts_of_run(everyone: list[RankHolds]) -> list[PartOfRun]:
 
 
 def divided(part: list[RankHolds]) -> list[list[Place]]:
-    """The elements that each rank of a part writes. Those that several hold lie one after the
-    other, and each of these ranks writes a chunk of them."""
+    """The elements that each rank of a part writes: a chunk of those that several hold."""
     holders: dict[Place, list[int]] = {}
     for rank, held in enumerate(part):
         for one in held.places:
             holders.setdefault(one, []).append(rank)
-    piles: dict[tuple[int, ...], list[Place]] = {}
-    for one, ranks in holders.items():
-        piles.setdefault(tuple(ranks), []).append(one)
     written: list[list[Place]] = [[] for _ in part]
-    for ranks, pile in piles.items():
-        elements, begin = sum(stop - start for _, start, stop in pile), 0
-        chunks = [chunk_of(k, elements, len(ranks)) for k in range(len(ranks))]
-        for name, start, stop in pile:
-            for rank, chunk in zip(ranks, chunks):
-                if both := common(chunk, range(begin, begin + stop - start)):
-                    ahead = start - begin
-                    written[rank].append((name, both.start + ahead, both.stop + ahead))
-            begin += stop - start
+    for (name, start, stop), ranks in holders.items():
+        for number, rank in enumerate(ranks):
+            if chunk := chunk_of(number, stop - start, len(ranks)):
+                written[rank].append((name, start + chunk.start, start + chunk.stop))
     return written
-
-
-def common(a: range, b: range) -> range:
-    start = max(a.start, b.start)
-    return range(start, max(start, min(a.stop, b.stop)))
 
 
 def first_difference(here: dict[str, str], there: dict[str, str]) -> tuple[str, str, str] | None:

@@ -18,19 +18,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..common.collective_wire import place
 from ..experts.core import Experts
-from ..zero.hardened.flat import chunk_of
+from ..zero.hardened.flat import own_range, places_in
 from ..zero.hardened.stage3 import sharded_units
 from .durable import Damaged
-from .parts import Place, common, plain_names
+from .parts import Place, plain_names
 
 VALUE = "value"  # the key of the parameters; the other keys are their states
 
 
 class Held(NamedTuple):
-    """Elements `places` of the parameter of this name and shape in the plain model, laid flat. The
-    tensor has them from element `begin` on; `number` is its place in the optimizer and `group` its
+    """Elements `places` of the parameter of this name and shape in the plain model, laid flat. They
+    begin at element `begin` of the tensor. `number` is its place in the optimizer and `group` its
     parameter group, if it has any."""
 
     name: str
@@ -51,18 +50,15 @@ def holds_of(model: nn.Module, optimizer) -> Iterator[Held]:
         )
     names = {id(p): name for name, p in model.named_parameters()}  # a tied one's is its first
     buckets = getattr(optimizer, "buckets", [])
-    shards = [shard for bucket in buckets for shard in bucket.shards]
-    copied = {id(copy): parameter for parameter, copy in getattr(optimizer, "pairs", [])}
+    pairs = getattr(optimizer.inner if buckets else optimizer, "pairs", [])
+    copied = {id(copy): id(tensor) for tensor, copy in pairs}
     updated = [
-        (copied.get(id(p), p), number)
-        for number, each in enumerate(optimizer.param_groups)
+        (copied.get(id(p), id(p)), group)
+        for group, each in enumerate(optimizer.param_groups)
         for p in each["params"]
     ]
-    numbers = {
-        id(tensor): (number, updated[number][1])
-        for number, tensor in enumerate(shards or [p for p, _ in updated])
-    }
-    known = {*names, *map(id, shards)}
+    numbers = {tensor: (number, group) for number, (tensor, group) in enumerate(updated)}
+    known = {*names, *(id(shard) for bucket in buckets for shard in bucket.shards)}
     if not known.issuperset([*numbers, *(id(p) for bucket in buckets for p in bucket.parameters)]):
         raise ValueError(
             "the optimizer has parameters that are not the model's: give the model that it was made"
@@ -84,33 +80,23 @@ def holds_of(model: nn.Module, optimizer) -> Iterator[Held]:
         return Held(plain(name), shape, places, tensor, begin, *numbers.get(id(tensor), ()))
 
     for bucket in buckets:  # stages 1 and 2
-        ahead, own = 0, own_places(bucket.flat.numel(), bucket.group)
-        for p in bucket.parameters:
-            start = own.start
-            for shard in bucket.shards:
-                both = common(range(ahead, ahead + p.numel()), range(start, start + len(shard)))
-                if both or shard is bucket.shards[0]:
-                    places = range(both.start - ahead, both.stop - ahead)
-                    yield hold(p, p.shape, places, shard, both.start - start)
-                start += len(shard)
-            ahead += p.numel()
-            whole.pop(p)
+        start = own_range(bucket.flat.numel(), bucket.group).start
+        sizes = [p.numel() for p in bucket.parameters]
+        for shard in bucket.shards:
+            begin, here = 0, places_in(range(start, start + len(shard)), sizes)
+            for p, places in zip(bucket.parameters, here):
+                if places or shard is bucket.shards[0]:
+                    yield hold(p, p.shape, places, shard, begin)
+                begin += len(places)
+                whole.pop(p, None)
+            start += len(shard)
     for unit in (module.sharded_unit for module in sharded_units(model)):  # stage 3
         for flat in unit.flats:
-            ahead, own = 0, own_places(flat.full.numel(), flat.group)
-            for shard, shape in zip(flat.shards, flat.shapes):
-                start = max(own.start - ahead, 0)
-                yield hold(shard, shape, range(start, start + shard.numel()), shard)
-                ahead += prod(shape)
+            for shard, shape, places in zip(flat.shards, flat.shapes, flat.places):
+                yield hold(shard, shape, places, shard)
                 whole.pop(shard)
     for p in whole:  # on all ranks
         yield hold(p, p.shape, range(p.numel()), p)
-
-
-def own_places(elements: int, group) -> range:
-    """This rank's of a flat tensor."""
-    n, me = place(group)
-    return chunk_of(me, elements, n)
 
 
 def buffers_of(model: nn.Module) -> dict[str, Tensor]:
@@ -129,21 +115,15 @@ def buffers_of(model: nn.Module) -> dict[str, Tensor]:
 def own_parts(held: list[Held], states: dict, written: list[Place]) -> list[dict[str, Tensor]]:
     """Copies of the data that this rank writes: of these places the values, and of each state that
     has an element for each of them."""
-    named: dict[str, list[Held]] = {}
+    parts, layout = [{} for _ in written], Layout([written])
     for one in held:
-        named.setdefault(one.name, []).append(one)
-    parts = []
-    for name, start, stop in written:
-        one = next(each for each in named[name] if start in each.places)
-        begin = one.begin + start - one.places.start
         tensors = {VALUE: one.tensor, **states.get(one.number, {})}
-        parts.append(
-            {
-                key: tensor.detach().reshape(-1)[begin : begin + stop - start].to("cpu", copy=True)
+        for _, chunk, _, here in layout.sources(one):
+            parts[chunk] = {
+                key: tensor.detach().reshape(-1)[here].to("cpu", copy=True)
                 for key, tensor in tensors.items()
-                if key == VALUE or is_chunk(key, tensor, one.tensor)
+                if is_chunk(key, tensor, one.tensor)
             }
-        )
     return parts
 
 
@@ -184,16 +164,6 @@ def is_chunk(key: str, state, tensor: Tensor) -> bool:
 # --- and back -------------------------------------------------------------------------------------
 
 
-class Source(NamedTuple):
-    """Elements that a rank holds, in a chunk of a file: `there` in the chunk, `here` in the
-    tensor."""
-
-    file: int
-    chunk: int
-    there: slice
-    here: slice
-
-
 class Layout:
     """The places of each parameter in the files of a save, of which `written` is the manifest's
     list for each."""
@@ -204,13 +174,14 @@ class Layout:
             for chunk, (name, start, stop) in enumerate(places):
                 self.chunks.setdefault(name, []).append((file, chunk, range(start, stop)))
 
-    def sources(self, one: Held) -> Iterator[Source]:
-        """Where the elements held here are."""
+    def sources(self, one: Held) -> Iterator[tuple[int, int, slice, slice]]:
+        """(file, number of a chunk in it, elements of the chunk, elements of the tensor) for all
+        that is held here."""
         for file, chunk, places in self.chunks.get(one.name, ()):
             if both := common(one.places, places):
                 there = slice(both.start - places.start, both.stop - places.start)
                 ahead = one.begin - one.places.start
-                yield Source(file, chunk, there, slice(both.start + ahead, both.stop + ahead))
+                yield file, chunk, there, slice(both.start + ahead, both.stop + ahead)
 
     def restored(
         self, held: list[Held], files: dict[int, list], kinds: dict[str, dict]
@@ -246,3 +217,8 @@ class Layout:
             if missing:
                 raise Damaged(f"{one.name}: {missing:,} elements are nowhere.")
         return result.view(own[0].tensor.shape)
+
+
+def common(a: range, b: range) -> range:
+    start = max(a.start, b.start)
+    return range(start, max(start, min(a.stop, b.stop)))

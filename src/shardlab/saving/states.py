@@ -13,14 +13,6 @@ from .parts import PartOfRun, first_difference
 FORMAT = 3  # 1 and 2, whose files had chunks of flat tensors, are no longer read
 
 
-def settings(optimizer) -> list[dict]:
-    """Learning rates and other settings of each parameter group."""
-    return [
-        {key: value for key, value in group.items() if key != "params"}
-        for group in optimizer.param_groups
-    ]
-
-
 def refuse_another(step: int, there: dict[str, str], here: dict[str, str]):
     if differs := first_difference(there, here):
         name, was, now = differs

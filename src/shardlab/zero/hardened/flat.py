@@ -123,13 +123,11 @@ class FastRing(Ring):
     def cut(self, tensors: list[Tensor], rank: int, n: int) -> list[Tensor]:
         """The rank's chunk of the flat tensor of these tensors: views of them, or copies of several
         small ones together."""
-        chunk, begin, parts = chunk_of(rank, sum(tensor.numel() for tensor in tensors), n), 0, []
-        for tensor in tensors:
-            start, stop = max(chunk.start - begin, 0), max(chunk.stop - begin, 0)
-            part = tensor.detach().reshape(-1)[start:stop]
-            if part.numel():
+        sizes, parts = [tensor.numel() for tensor in tensors], []
+        for tensor, places in zip(tensors, places_in(chunk_of(rank, sum(sizes), n), sizes)):
+            if places:
+                part = tensor.detach().reshape(-1)[places.start : places.stop]
                 parts += part.split(max(1, self.piece_bytes // part.element_size()))
-            begin += tensor.numel()
         return [
             part
             for small, neighbours in groupby(parts, lambda part: part.nbytes < self.small_bytes)
@@ -224,9 +222,13 @@ def filled(tensors: list[Tensor | None], shapes: list[torch.Size], like: Tensor)
 
 def own_chunk(flat: Tensor, group: Group = None) -> Tensor:
     """This rank's chunk of a flat tensor [E], as a view [about E/n]."""
-    n, me = place(group)
-    chunk = chunk_of(me, flat.numel(), n)
+    chunk = own_range(flat.numel(), group)
     return flat.narrow(0, chunk.start, len(chunk))
+
+
+def own_range(elements: int, group: Group = None) -> range:
+    n, me = place(group)
+    return chunk_of(me, elements, n)
 
 
 def chunk_of(rank: int, elements: int, n: int) -> range:
@@ -236,14 +238,12 @@ def chunk_of(rank: int, elements: int, n: int) -> range:
     return range(start, start + len(range(rank, elements, n)))
 
 
-def sizes_of(shapes: list[torch.Size], group: Group) -> list[tuple[int, ...]]:
-    """[elements of this rank, 1, ...] of each parameter."""
-    n, me = place(group)
-    mine = chunk_of(me, sum(shape.numel() for shape in shapes), n)
-    sizes, begin = [], 0
-    for shape in shapes:
-        end = begin + shape.numel()
-        elements = len(range(max(begin, mine.start), min(end, mine.stop)))
-        sizes.append((elements, *(1 for _ in shape[1:])))
-        begin = end
-    return sizes
+def places_in(chunk: range, sizes: list[int]) -> list[range]:
+    """Which elements of each of several tensors, of these sizes and one after the other, are in the
+    chunk."""
+    places, begin = [], 0
+    for size in sizes:
+        start, stop = (min(max(edge - begin, 0), size) for edge in (chunk.start, chunk.stop))
+        places.append(range(start, stop))
+        begin += size
+    return places

@@ -30,11 +30,10 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.graph import register_multi_grad_hook
 
 from ...common import before_step
 from ...common.agreement import agree, facts_of, hand_out
-from ...common.backward import NoSecondGradient, check_dense
+from ...common.backward import NoSecondGradient, check_dense, when_gradient_comes
 from ...common.collective_wire import Group
 from ...common.shards import (
     CannotShard,
@@ -61,7 +60,7 @@ from ...experts.core_parallel import count_everywhere
 from .. import core_stage3
 from .ahead import Ahead
 from .arriving import Arrival, ChunkOfSum, as_gradients
-from .flat import Ring, best_collectives, filled, own_chunk, sizes_of
+from .flat import Ring, best_collectives, filled, own_chunk, own_range, places_in
 from .offload import Landing, add_gradients, brought_home, may_come_late
 from .saved_tensors import saved_with, tensors_of, with_leaves, without_parameters
 
@@ -387,8 +386,7 @@ class Unit:
             if not again:
                 self.free()
         wanted = [tensor for tensor in tensors_of(output) if tensor.requires_grad]
-        if wanted:  # the first gradient among them
-            register_multi_grad_hook(wanted, lambda _: self.enter_backward(), mode="any")
+        when_gradient_comes(wanted, self.enter_backward)
         return output
 
     # --- backward ---------------------------------------------------------------------------------
@@ -556,11 +554,11 @@ class Flat(core_stage3.Flat):
         self.group, self.collectives = how.group, collectives
         self.ahead, self.landing = how.ahead, how.landing
         self.shapes = [parameter.shape for parameter in parameters]
-        elements = sum(shape.numel() for shape in self.shapes)
-        self.zeros = torch.Size([collectives.zeros_behind(elements, how.group)])
+        sizes = [shape.numel() for shape in self.shapes]
+        self.zeros = torch.Size([collectives.zeros_behind(sum(sizes), how.group)])
         full = how.joined([*parameters, parameters[0].detach().new_zeros(self.zeros)])
         own = own_chunk(full, how.group)
-        self.sizes = sizes_of([*self.shapes, self.zeros], how.group)[:-1]
+        self.places = places_in(own_range(full.numel(), how.group), sizes)
         self.chunk = how.resting(own)
         self.shards = [
             as_shard(part, how.group, parameter.requires_grad, of=[parameter])
@@ -573,9 +571,9 @@ class Flat(core_stage3.Flat):
 
     def parts(self, chunk: Tensor) -> list[Tensor]:
         """The part of each parameter that a chunk has, in the shape of its shard."""
-        sizes = [elements for elements, *_ in self.sizes]
+        sizes = [len(places) for places in self.places]
         parts = chunk[: sum(sizes)].split(sizes)
-        return [part.view(size) for part, size in zip(parts, self.sizes)]
+        return [part.view(-1, *(1 for _ in s[1:])) for part, s in zip(parts, self.shapes)]
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether the tensor is a part of the full one."""
