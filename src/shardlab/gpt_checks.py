@@ -1,5 +1,5 @@
-"""Refusals of gpt.py: sizes that no GPT has, and tokens that a GPT cannot read. Each refusal is one
-sentence with the value and the rule."""
+"""Refusals of gpt.py and text.py: sizes that no GPT or batch has, and tokens that a GPT cannot
+read. Each refusal is one sentence with the value and the rule."""
 
 from numbers import Integral
 

@@ -10,9 +10,7 @@ from importlib import resources
 import torch
 from torch import Tensor
 
-
-class InvalidBatch(ValueError):
-    """A number of windows, or a length, that no batch of the text has."""
+from .gpt_checks import whole_number
 
 
 class UnknownToken(ValueError):
@@ -68,14 +66,8 @@ def batches(
     The generator alone decides which windows come, so two loops with equally seeded generators see
     the same batches.
     """
-    for name, value, most in (("batch", batch, None), ("sequence", sequence, len(tokens) - 1)):
-        if not isinstance(value, int) or value < 1 or (most is not None and value > most):
-            limit = (
-                "" if most is None else f" and at most {most:,}, one less than the text's tokens"
-            )
-            raise InvalidBatch(
-                f"{name} = {value}: {name} must be a whole number of at least 1{limit}."
-            )
+    batch = whole_number("batch", batch, 1, None)
+    sequence = whole_number("sequence", sequence, 1, len(tokens) - 1)
 
     def windows():
         places = tokens.unfold(0, sequence + 1, 1)  # [N - S, S + 1], a view: every window there is
