@@ -84,13 +84,10 @@ def save(
     do not, if the folder has a save of this step or a later one, or if extra could not be read
     again; SaveFailed on all ranks, with the reason of the first rank that could not write.
     """
-    if not is_whole(step) or step < 0:
-        raise ValueError(f"step = {step!r}: it must be a whole number from 0 on.")
-    if not is_whole(keep) or keep < 1:
-        raise ValueError(
-            f"keep = {keep!r}: it must be a whole number from 1 on, because the save"
-            " just made stays."
-        )
+    for name, value, least in (("step", step, 0), ("keep", keep, 1)):
+        # True is none: `step-True` would never be found again
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ValueError(f"{name} = {value!r}: it must be a whole number from {least} on.")
     folder, group = Path(folder), saving_group(model, optimizer, group)
     whole, run = folder / f"step-{step}", optimizer.state_dict()
     failed, (n, me) = (SaveFailed, f"could not write to {folder}"), place(group)
@@ -259,8 +256,3 @@ def compare_ranks(
         return held
 
     return run_together(held, group, failed), *here
-
-
-def is_whole(value) -> bool:
-    """Whether the value is a whole number. True is not: `step-True` would never be found again."""
-    return isinstance(value, int) and not isinstance(value, bool)

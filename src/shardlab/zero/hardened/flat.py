@@ -77,8 +77,7 @@ class Ring:
 
     def parts_of_a_shard(self, tensors: list[Tensor], group: Group = None) -> list[int]:
         """The elements of each tensor that reduce_scatter will return."""
-        n, me = place(group)
-        return [len(chunk_of(me, sum(tensor.numel() for tensor in tensors), n))]
+        return [len(own_range(sum(tensor.numel() for tensor in tensors), group))]
 
     def zeros_behind(self, elements: int, group: Group = None) -> int:
         """The zeros that these elements have behind them in a bucket or unit."""
