@@ -3,13 +3,13 @@
 import json
 import os
 import stat
-import subprocess
 import zipfile
 from pathlib import Path
 
 import pytest
 from gradescope import write_zip
 from pages import ROOT
+from programs import ran
 
 TOKEN = "http://127.0.0.1:20042/?token=SECRET"
 
@@ -26,15 +26,10 @@ def test_a_job_of_jupyter_keeps_its_token_and_its_port_to_itself(tmp_path):
     program(tmp_path / "bin", "jupyter", f'echo "$@"; umask; echo "{TOKEN}"')
     private = tmp_path / "jupyter-42.txt"
     private.touch(mode=0o666)
-    own = dict(SLURM_JOB_ID="42", USER="ada")
+    own, path = dict(SLURM_JOB_ID="42", USER="ada"), f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     for home in (tmp_path / "nowhere", tmp_path):
-        done = subprocess.run(
-            ["bash", ROOT / "workshop/jupyter.slurm"],
-            env={**own, "HOME": str(home), "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
-            capture_output=True,
-            text=True,
-            umask=0o022,
-        )
+        settings = {**own, "HOME": str(home), "PATH": path}
+        done = ran("bash", ROOT / "workshop/jupyter.slurm", env=settings, umask=0o022)
         assert str(home / private.name) in done.stdout
         assert "SECRET" not in done.stdout + done.stderr
     said = private.read_text()
@@ -65,12 +60,8 @@ def test_the_autograder_runs_nothing_of_a_learner_as_root(tmp_path):
     (tmp_path / "submission" / "torch.py").write_text("raise SystemExit")
     program(tmp_path / "bin", "python3", 'echo "$PWD" "$@"')
     program(tmp_path / "bin", "id", "echo 0")
-    done = subprocess.run(
-        ["bash", "-c", run.replace("/autograder", str(tmp_path))],
-        env={"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-    )
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    done = ran("bash", "-c", run.replace("/autograder", str(tmp_path)), env={"PATH": path})
     where, _, command = done.stdout.strip().partition(" ")
     assert where == str(tmp_path / "source") and done.stderr == ""
     mine, results = tmp_path / "submission/zero.py", tmp_path / "results/results.json"

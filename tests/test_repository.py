@@ -2,7 +2,6 @@
 commands that exist."""
 
 import re
-import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import requires, version
@@ -13,6 +12,7 @@ import sources
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pages import ROOT
+from programs import ran, tracked_files
 
 import shardlab
 from coursekit import sentences
@@ -255,11 +255,7 @@ def loaded_by(statement: str) -> set[str]:
         f"import sys\n{statement}\nprint(*sorted({{name.partition('.')[0] for name in"
         " sys.modules}))"
     )
-    return set(
-        subprocess.run(
-            [sys.executable, "-c", script], check=True, capture_output=True, text=True
-        ).stdout.split()
-    )
+    return set(ran(sys.executable, "-c", script, check=True).stdout.split())
 
 
 def test_import_of_the_packages_is_light():
@@ -448,9 +444,7 @@ def test_the_architecture_names_what_exists():
 
 def test_every_target_says_what_it_does():
     """Must catch: a target without the text that `make` prints."""
-    printed = subprocess.run(
-        ["make", "--no-print-directory"], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout
+    printed = ran("make", "--no-print-directory", cwd=ROOT, check=True).stdout
     assert targets() == set(re.findall(r"^  ([a-z]+) +\w", printed, re.MULTILINE))
 
 
@@ -466,13 +460,6 @@ def test_every_lab_stands_in_the_book():
     for lab in labs:
         assert f"file: {lab}\n" in contents
         assert f"\nlab: {lab}\n---\n" in chapters
-
-
-def tracked_files() -> list[Path]:
-    names = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout
-    return [path for name in names.split("\0") if name and (path := ROOT / name).is_file()]
 
 
 def text_of(path: Path) -> str:

@@ -12,6 +12,7 @@ import pytest
 from bs4 import BeautifulSoup
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from packaging.requirements import Requirement
+from programs import ran
 from small_books import ROOT, WHEEL, real_book
 from told import cells, from_told
 
@@ -226,9 +227,7 @@ def run_install_cell(
         f"    return SimpleNamespace(returncode={int(fails)})\n"
         "subprocess.run = pip\n" + cell
     )
-    return subprocess.run(
-        [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True
-    )
+    return ran(sys.executable, "-c", script, cwd=folder)
 
 
 VERSION = WHEEL.split("-")[1]

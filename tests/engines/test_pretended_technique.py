@@ -4,7 +4,6 @@ exist (pretended_technique.txt)."""
 
 import os
 import re
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -13,6 +12,7 @@ from shutil import copy2, copytree
 import nbformat
 import pytest
 from pages import ROOT
+from programs import ran, tracked_files
 
 from coursekit.recordings.recordings import read_all
 
@@ -44,15 +44,10 @@ assert main("pretended --quick --record build/recorded".split()) == 0
 
 def in_copy(folder, *command):
     """The output of the command in the copy, with the copy's packages."""
-    ran = subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder / "src")},
-        capture_output=True,
-        text=True,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    return ran.stdout
+    packages = {**os.environ, "PYTHONPATH": str(folder / "src")}
+    done = ran(sys.executable, *command, cwd=folder, env=packages)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def pretended_lab():
@@ -68,22 +63,17 @@ def pretended_lab():
 
 
 def git(folder, *command):
-    return subprocess.run(
-        ["git", *command], cwd=folder, check=True, capture_output=True, text=True
-    ).stdout
+    return ran("git", *command, cwd=folder, check=True).stdout
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
     """A copy of every file that git knows, and the technique added to it."""
     folder = tmp_path_factory.mktemp("pretended") / "repository"
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():  # not a file that is about to be deleted
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            copy2(ROOT / name, folder / name)
+    for path in tracked_files():
+        copy = folder / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy2(path, copy)
     for compiled in (ROOT / "src").rglob("__pycache__"):  # else Python compiles all of it again
         copytree(compiled, folder / compiled.relative_to(ROOT), dirs_exist_ok=True)
 

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 import yaml
 from pages import ROOT
+from programs import ran
 from told import from_told
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -73,14 +74,7 @@ def git(folder, *arguments):
         **dict.fromkeys(("GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME"), "a reader"),
         **dict.fromkeys(("GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL"), "reader@example.org"),
     }
-    done = subprocess.run(
-        ["git", "-C", folder, *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.strip()
+    return ran("git", "-C", folder, *arguments, env=environment, check=True).stdout.strip()
 
 
 class Remote:
@@ -105,7 +99,7 @@ class Remote:
     def push(self, branch, commit="abc"):
         (self.checkout / "_address.yml").write_text(f"branch: main\nlearner_branch: {branch}\n")
         command = [ROOT / ".ci" / "push_learners", self.files, self.bare.as_uri(), commit]
-        return subprocess.run(command, cwd=self.checkout, capture_output=True, text=True)
+        return ran(*command, cwd=self.checkout)
 
     def heads(self):
         found = git(
