@@ -5,6 +5,7 @@ import ast
 import json
 from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -57,11 +58,7 @@ def test_what_is_missing_is_named_with_what_to_do(monkeypatch):
 
 def test_a_checkout_that_is_not_installed_is_named(monkeypatch):
     """Must catch: a PackageNotFoundError; "nothing to do" where nothing was compared."""
-
-    def requires(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(doctor, "requires", requires)
+    monkeypatch.setattr(doctor, "requires", Mock(side_effect=PackageNotFoundError("shardlab")))
     (row,) = doctor.packages()
     assert row.here == f"not installed: it runs from {ROOT / 'src'}" and row.fit
     assert row.do == f"pip install -e {ROOT}; what it needs was not compared"
@@ -86,11 +83,7 @@ def test_front_end_disk_and_clock_are_looked_at(monkeypatch, tmp_path):
         monkeypatch.setattr(doctor, "median_seconds", lambda *_, t=times, **__: MedianSeconds(t))
         monkeypatch.setattr(doctor.os, "getloadavg", lambda load=load: (load, 0, 0))
         assert doctor.clock().do.startswith(advice)
-
-    def missing(name):
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr(doctor, "version", missing)
+    monkeypatch.setattr(doctor, "version", Mock(side_effect=PackageNotFoundError("jupyterlab")))
     assert "pip install jupyterlab" in doctor.front_end().do and doctor.front_end().fit
 
 
@@ -98,11 +91,7 @@ def test_front_end_disk_and_clock_are_looked_at(monkeypatch, tmp_path):
 def test_ranks_that_do_not_start_are_one_line(monkeypatch):
     """Mutation: a traceback instead of a report; the wrong sum of a broken backend taken for a
     world that works."""
-
-    def refuse(*_, **__):
-        raise ValueError("no room\nmore lines")
-
-    monkeypatch.setattr(doctor, "ranks", refuse)
+    monkeypatch.setattr(doctor, "ranks", Mock(side_effect=ValueError("no room\nmore lines")))
     assert doctor.started_ranks()[:2] == ("4 ranks", "no room") and not doctor.started_ranks().fit
     monkeypatch.undo()
     monkeypatch.setattr(doctor, "SLOW_START_SECONDS", 0.0)
@@ -187,14 +176,10 @@ def test_without_a_gpu_the_cpu_is_used_and_the_reason_is_said(monkeypatch):
 def test_a_gpu_that_cannot_compute_is_no_gpu(monkeypatch):
     """Mutation: is_available() believed. An old GPU is "available" to a PyTorch that has no kernels
     for it."""
-
     said = "CUDA error: no kernel image is available for execution on the device"
-
-    def refuse(*_, **__):
-        raise RuntimeError(f"{said}\nmore lines")
-
+    refuses = Mock(side_effect=RuntimeError(f"{said}\nmore lines"))
     pretend(monkeypatch, is_available=True)
-    monkeypatch.setattr(capabilities.torch, "ones", refuse)
+    monkeypatch.setattr(capabilities.torch, "ones", refuses)
     assert find_device() == (CPU, f"the GPU refused: {said}")
 
 

@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from typing import NamedTuple
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -401,11 +402,8 @@ def test_predict_first(tmp_path):
 def test_a_folder_that_cannot_be_written_to(tmp_path, monkeypatch, capsys):
     """The lab goes on, and says once that a new kernel will not know. Mutations: the error let
     through; the prediction not kept."""
-
-    def refuse(*_, **__):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
+    refuses = Mock(side_effect=PermissionError(13, "Permission denied"))
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuses)
     predictions = Predictions("01-lab", tmp_path)
     predictions.lock("peak", 500)
     predictions.lock("peak", 700)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import pytest
 from graded import ROOT, results, skeleton
@@ -148,11 +149,8 @@ def test_what_ranks_say_keeps_its_lines(capsys):
 @pytest.mark.parametrize("topic", [path.parent.name for path in SKELETONS])
 def test_an_untouched_skeleton_starts_no_ranks(topic, monkeypatch, tmp_path, capsys):
     """Must catch: ranks that are started for it; a trial of a part that is not written."""
-
-    def ranks(*_, **__):
-        raise AssertionError("ranks were started")
-
-    monkeypatch.setattr(grading_command, "ranks", ranks)
+    started = Mock(side_effect=AssertionError("ranks were started"))
+    monkeypatch.setattr(grading_command, "ranks", started)
     file = tmp_path / "mine.py"
     file.write_text(skeleton(topic))
     assert main(["grade", topic, str(file)]) == 1

@@ -220,11 +220,8 @@ def test_ended_from_outside(tmp_path, monkeypatch):
     """Must catch: a SIGTERM, as `timeout` sends it, that ends the parent on the spot and leaves a
     group's processes behind."""
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-    def half_way(*_, **__):
-        signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(record, "watched", half_way)
+    half_way = lambda *_, **__: signal.raise_signal(signal.SIGTERM)
+    monkeypatch.setattr(record, "record_apart", half_way)
     try:
         with pytest.raises(SystemExit, match="what was measured is written"):
             record.main(["--cpu", "--apart", str(tmp_path)])
