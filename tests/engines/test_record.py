@@ -221,7 +221,7 @@ def test_ended_from_outside(tmp_path, monkeypatch):
     group's processes behind."""
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     half_way = lambda *_, **__: signal.raise_signal(signal.SIGTERM)
-    monkeypatch.setattr(record, "record_apart", half_way)
+    monkeypatch.setattr(record, "watched", half_way)
     try:
         with pytest.raises(SystemExit, match="what was measured is written"):
             record.main(["--cpu", "--apart", str(tmp_path)])
