@@ -85,7 +85,7 @@ def save(
     again; SaveFailed on all ranks, with the reason of the first rank that could not write.
     """
     for name, value, least in (("step", step, 0), ("keep", keep, 1)):
-        # True is none: `step-True` would never be found again
+        # True is an int, too: `step-True` would never be found again
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ValueError(f"{name} = {value!r}: it must be a whole number from {least} on.")
     folder, group = Path(folder), saving_group(model, optimizer, group)
