@@ -11,7 +11,6 @@ from coursekit.__main__ import main
 from coursekit.formulas import (
     BOOK,
     MissingQuantity,
-    UnusedQuantity,
     evaluate,
     explain,
     peak_bytes,
@@ -20,21 +19,6 @@ from coursekit.formulas import (
 
 GPT2 = dict(model="GPT-2 124M", recipe="fp32 Adam")
 STEP = dict(microbatch=2, sequence=128)
-
-
-def test_a_name_that_changes_nothing_is_refused():
-    """The case that a reader tried: a stage of ZeRO given to the peak of one GPU.
-
-    Must catch: a given name that no target depends on, ignored; the opt-out that does nothing."""
-    with pytest.raises(UnusedQuantity) as refused:
-        peak_bytes(**GPT2, **STEP, zero_stage=3, data_parallel=64)
-    assert refused.value.names == ["zero_stage", "data_parallel"]
-    assert str(refused.value) == (
-        "zero_stage, data_parallel are given, but peak_bytes does not depend on them: leave them"
-        " out, ask for a quantity that depends on them, or say allow_unused=True."
-    )
-    wanted = peak_bytes(**GPT2, **STEP)
-    assert peak_bytes(**GPT2, **STEP, zero_stage=3, allow_unused=True) == wanted
 
 
 def test_what_is_missing_comes_with_meaning_and_range():
