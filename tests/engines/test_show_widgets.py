@@ -9,15 +9,12 @@ from dataclasses import replace
 from html import escape
 
 import pytest
-from told import from_told
 
-from coursekit.formulas import InvalidQuantity  # noqa: F401 (told.md)
 from coursekit.show.embed import STORED
 from coursekit.show.explorers import EXPLORERS
 from coursekit.show.widgets import explorer
 
 FIT = "does-it-fit"
-ROOFLINE = "attainable_flops_per_second"
 
 
 def data_in(shown):
@@ -82,17 +79,6 @@ def test_a_choice_has_a_button_for_its_own_start():
     assert words == ["off", "on", "25%"]
     picture = data_in(explorer("schedule", pipeline_parallel=3, microbatches=5))["pictures"][0]
     assert "1,3,5,1" in picture["lists"] and "1,4,8,1" in picture["lists"]
-
-
-# ---------------------------------------------------------------- bad input
-
-
-@from_told("name, arguments, error, said")
-def test_a_wrong_call_is_refused(name, arguments, error, said):
-    """Mutation: unknown names dropped: a measurement under a misspelt name would then vanish from
-    the picture; a point that a logarithmic axis cannot show, dropped."""
-    with pytest.raises(error, match=said):
-        explorer(name, **arguments)
 
 
 # ---------------------------------------------------------------- as text, and in a lab
