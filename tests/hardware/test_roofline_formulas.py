@@ -83,14 +83,6 @@ def test_which_bound():
     assert at_the_ridge == {"bound_by_memory": 0, "attainable_share": 1.0}
 
 
-def test_bytes_of_a_product_are_exact():
-    """Mutation: bytes as floats."""
-    given = dict(
-        operation_rows=3, operation_columns=1, operation_depth=2**49, operation_element_bytes=2
-    )
-    assert BOOK.formulas["product_bytes"](**given) == 2 * (2**51 + 3)
-
-
 def test_presets():
     """400 Gbit/s are 50 GB/s. Mutations: bits for bytes; 2.0389999 TB/s; links of a node left
     out."""
