@@ -68,7 +68,7 @@ def in_groups(layers, groups: list[range], by: Callable) -> nn.ModuleList:
     return checkpointed
 
 
-def run_together(layers: list[nn.Module], x, *others, **named):
+def one_after_another(layers: list[nn.Module], x, *others, **named):
     for layer in layers:
         x = layer(x, *others, **named)
     return x
@@ -97,7 +97,7 @@ class InGroups:
         number = 0
         while number < len(layers):
             group = layers[number : number + len(begins.get(number, ()))]  # fewer after a `del`
-            together = partial(self.by, partial(run_together, group))
+            together = partial(self.by, partial(one_after_another, group))
             yield together if group else layers[number]
             number += len(group) or 1
 

@@ -45,7 +45,7 @@ def reduce_scattered(x: Tensor, group: Group) -> Tensor:  # [B, S, H]
     return own  # [B, S/t, H]
 
 
-class Pair(torch.autograd.Function):
+class Paired(torch.autograd.Function):
     """A message forward, and the function that is its backward."""
 
     @staticmethod
@@ -60,12 +60,12 @@ class Pair(torch.autograd.Function):
 
 def gather(x: Tensor, group: Group = None) -> Tensor:
     """All tokens, in front of columns. Their gradient is a sum: a rank needs its part of it."""
-    return Pair.apply(x, group, all_gathered, reduce_scatter)
+    return Paired.apply(x, group, all_gathered, reduce_scatter)
 
 
 def reduce_scatter(x: Tensor, group: Group = None) -> Tensor:
     """This rank's tokens of the sum over ranks."""
-    return Pair.apply(x, group, reduce_scattered, gather)
+    return Paired.apply(x, group, reduce_scattered, gather)
 
 
 class OwnRows(nn.Module):

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...common.collective_wire import Group
-from ...tensor_parallel.core_sequence import Pair
+from ...tensor_parallel.core_sequence import Paired
 from ..core import MixtureOfExperts
 
 
@@ -60,9 +60,9 @@ def travel_beside(
 ) -> tuple[Tensor, Tensor]:
     """(the rows that come, what was computed meanwhile)"""
     trip = Trip(sent, received, group)
-    coming = Pair.apply(rows, group, trip.set_out, trip.arrive_back)
+    coming = Paired.apply(rows, group, trip.set_out, trip.arrive_back)
     made = compute()
-    return Pair.apply(coming, group, trip.arrive, trip.set_out_back), made
+    return Paired.apply(coming, group, trip.arrive, trip.set_out_back), made
 
 
 def forward_beside(layer: MixtureOfExperts, x: Tensor) -> Tensor:  # [..., H]

@@ -30,7 +30,7 @@ from ...common.collective_wire import (
 )
 from .. import core
 from ..core import enter
-from ..core_sequence import Pair
+from ..core_sequence import Paired
 
 __all__ = ["all_gathered", "enter", "gather", "leave", "reduce_scatter"]
 
@@ -52,12 +52,12 @@ class _LeaveInPlace(core.Leave):
 
 def gather(x: Tensor, group: Group = None) -> Tensor:
     """All ranks' tokens, before ranks go on with different weights."""
-    return Pair.apply(x, group, all_gathered, reduce_scatter)
+    return Paired.apply(x, group, all_gathered, reduce_scatter)
 
 
 def reduce_scatter(x: Tensor, group: Group = None) -> Tensor:
     """This rank's tokens of the sum over all ranks."""
-    return Pair.apply(x, group, reduce_scattered, gather)
+    return Paired.apply(x, group, reduce_scattered, gather)
 
 
 def all_gathered(x: Tensor, group: Group) -> Tensor:  # [B, S/t, H]

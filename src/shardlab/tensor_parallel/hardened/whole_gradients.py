@@ -26,7 +26,7 @@ from ...common.agreement import unlogged
 from ...common.shards import groups_of, of_own_tokens, updated_by
 from ...common.torch_internals import active_fake_mode, disable_modes, never_compiled, version
 from ..core import leave
-from ..core_sequence import Pair
+from ..core_sequence import Paired
 from .checks import CannotSplit
 from .layers import AmongRanks
 
@@ -157,7 +157,7 @@ class WholeParameters(AmongRanks):
         before = dict(vars(module))
         watched = [key for key, known in self.is_sum.items() if known is not False]
         views = {
-            key: Pair.apply(getattr(module, key), self.group, view_of, partial(self.summed, key))
+            key: Paired.apply(getattr(module, key), self.group, view_of, partial(self.summed, key))
             for key in watched
         }
         vars(module).update(views)
