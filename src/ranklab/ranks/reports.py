@@ -83,7 +83,7 @@ def is_echo(error: BaseException) -> bool:
     )
 
 
-def place_of(thread: threading.Thread) -> tuple[Frame, ...]:
+def thread_frames(thread: threading.Thread) -> tuple[Frame, ...]:
     """The thread's place in the reader's code now."""
     frame = sys._current_frames().get(thread.ident)
     return readers_frames(reversed(list(traceback.walk_stack(frame))))

@@ -43,7 +43,7 @@ from .faults import (
 from .findings import NCCL_START_SECONDS, Finding, first_finding
 from .messages import dumps
 from .place import SharedFile, give_device
-from .reports import is_echo, place_of
+from .reports import is_echo, thread_frames
 from .scheduling import woken_threads_wait
 from .watch import LOOK_SECONDS
 
@@ -134,7 +134,7 @@ class Torchrun:
         return first_finding(self.board, ends, patience_seconds, time.monotonic(), start_seconds)
 
     def _say_where(self):
-        for line in reader_lines(place_of(threading.main_thread())):
+        for line in reader_lines(thread_frames(threading.main_thread())):
             print(f"Rank {self.rank} is in {line.strip()}", file=sys.stderr, flush=True)
 
     def _blame(self, error: BaseException) -> Finding | None:

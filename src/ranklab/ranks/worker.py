@@ -42,7 +42,7 @@ from .checks import Checks
 from .devices import CannotBeHad, choose_device, make_group
 from .links import enter_namespaces
 from .place import give_device
-from .reports import place_of, raised, stopped_at_last
+from .reports import raised, stopped_at_last, thread_frames
 from .scheduling import woken_threads_wait
 from .started import below, keep_from_programs, keeping_from_programs, kill
 from .stopping import (
@@ -274,7 +274,7 @@ class Rank:
 
     def _stop(self):
         job = self.job
-        self._send(job.number, messages.Seen(place_of(job.thread)))
+        self._send(job.number, messages.Seen(thread_frames(job.thread)))
         cut_connections()
         # a kernel on the GPU hears neither: aside, as this may take long
         if self.backend == "nccl":
