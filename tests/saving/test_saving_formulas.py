@@ -15,7 +15,7 @@ from coursekit.formulas import (
 )
 from coursekit.formulas.registry import Registry
 from coursekit.topics.saving import pictures
-from shardlab.saving.resharding import Held, Layout
+from shardlab.saving.resharding import HeldElements, Layout
 from shardlab.zero.hardened.flat import chunk_of
 
 STORAGE = 2e9  # bytes a second
@@ -108,7 +108,7 @@ def test_pieces_are_those_that_a_rank_reads():
     chunks = [chunk_of(file, elements, len(files)) for file in files]
     layout, want = Layout([[("w", chunk.start, chunk.stop)] for chunk in chunks]), []
     for rank in range(pictures.DRAWN_RANKS):
-        own = Held("w", [elements], chunk_of(rank, elements, pictures.DRAWN_RANKS), None)
+        own = HeldElements("w", [elements], chunk_of(rank, elements, pictures.DRAWN_RANKS), None)
         pieces = layout.sources(own)
         want += [(file, rank, here.stop - here.start) for file, _, _, here in pieces]
     found = [(file, rank, len(both)) for file, rank, both in pictures.drawn_pieces()]

@@ -25,7 +25,7 @@ from ..zero.hardened.flat import chunk_of
 from ..zero.hardened.stage3 import sharded_units
 
 # a parameter's name, and which of its elements: from the first number on, before the second
-Place = tuple[str, int, int]
+ElementRange = tuple[str, int, int]
 
 
 class PartOfRun(NamedTuple):
@@ -34,14 +34,14 @@ class PartOfRun(NamedTuple):
 
     ranks: list[int]
     contents: dict[str, str]
-    written: list[list[Place]]
+    written: list[list[ElementRange]]
 
 
 class RankHolds(NamedTuple):
     """A rank's word to the others before anything is written or read."""
 
     to: str  # the folder, and the step of a save
-    places: list[Place]
+    places: list[ElementRange]
     contents: dict[str, str]
     sharing: list[int] | None  # the ranks that have the other shards of the same
     sums: dict[str, int]  # of the bits of parameters that are whole; empty before a resume
@@ -175,13 +175,13 @@ def parts_of_run(everyone: list[RankHolds]) -> list[PartOfRun]:
     ]
 
 
-def divided(part: list[RankHolds]) -> list[list[Place]]:
+def divided(part: list[RankHolds]) -> list[list[ElementRange]]:
     """The elements that each rank of a part writes: a chunk of those that several hold."""
-    holders: dict[Place, list[int]] = {}
+    holders: dict[ElementRange, list[int]] = {}
     for rank, held in enumerate(part):
         for one in held.places:
             holders.setdefault(one, []).append(rank)
-    written: list[list[Place]] = [[] for _ in part]
+    written: list[list[ElementRange]] = [[] for _ in part]
     for (name, start, stop), ranks in holders.items():
         for number, rank in enumerate(ranks):
             if chunk := chunk_of(number, stop - start, len(ranks)):

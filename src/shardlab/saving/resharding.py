@@ -22,12 +22,12 @@ from ..experts.core import Experts
 from ..zero.hardened.flat import own_range, places_in
 from ..zero.hardened.stage3 import sharded_units
 from .durable import Damaged
-from .parts import Place, plain_names
+from .parts import ElementRange, plain_names
 
 VALUE = "value"  # the key of the parameters; the other keys are their states
 
 
-class Held(NamedTuple):
+class HeldElements(NamedTuple):
     """Elements `places` of the parameter of this name and shape in the plain model, laid flat. They
     begin at element `begin` of the tensor. `number` is its place in the optimizer and `group` its
     parameter group, if it has any."""
@@ -41,7 +41,7 @@ class Held(NamedTuple):
     group: int | None = None
 
 
-def holds_of(model: nn.Module, optimizer) -> Iterator[Held]:
+def holds_of(model: nn.Module, optimizer) -> Iterator[HeldElements]:
     """All that this rank holds: every parameter, if only with no elements. ValueError if the
     optimizer has other parameters."""
     if any(module.sharded_unit.exposed for module in sharded_units(model)):
@@ -77,7 +77,7 @@ def holds_of(model: nn.Module, optimizer) -> Iterator[Held]:
         if ranks := divided.get(name):  # this rank's experts are adjacent among all
             ahead, shape = ranks.rank * prod(shape), [shape[0] * ranks.size, *shape[1:]]
             places = range(places.start + ahead, places.stop + ahead)
-        return Held(plain(name), shape, places, tensor, begin, *numbers.get(id(tensor), ()))
+        return HeldElements(plain(name), shape, places, tensor, begin, *numbers.get(id(tensor), ()))
 
     for bucket in buckets:  # stages 1 and 2
         start = own_range(bucket.flat.numel(), bucket.group).start
@@ -112,7 +112,9 @@ def buffers_of(model: nn.Module) -> dict[str, Tensor]:
 # --- to the files ---------------------------------------------------------------------------------
 
 
-def own_parts(held: list[Held], states: dict, written: list[Place]) -> list[dict[str, Tensor]]:
+def own_parts(
+    held: list[HeldElements], states: dict, written: list[ElementRange]
+) -> list[dict[str, Tensor]]:
     """Copies of the data that this rank writes: of these places the values, and of each state that
     has an element for each of them."""
     parts, layout = [{} for _ in written], Layout([written])
@@ -127,13 +129,13 @@ def own_parts(held: list[Held], states: dict, written: list[Place]) -> list[dict
     return parts
 
 
-def state_types(held: list[Held], states: dict) -> dict[str, dict]:
+def state_types(held: list[HeldElements], states: dict) -> dict[str, dict]:
     """The states of each parameter: an empty tensor of the same type for a state that has an
     element for each of its elements, the value itself for others, such as a step counter."""
     return {one.name: types_of(one, states.get(one.number, {})) for one in held}
 
 
-def types_of(one: Held, states: dict) -> dict:
+def types_of(one: HeldElements, states: dict) -> dict:
     found = {}
     for key, state in states.items():
         chunk = is_chunk(key, state, one.tensor)
@@ -168,13 +170,13 @@ class Layout:
     """The places of each parameter in the files of a save, of which `written` is the manifest's
     list for each."""
 
-    def __init__(self, written: list[list[Place]]):
+    def __init__(self, written: list[list[ElementRange]]):
         self.chunks: dict[str, list[tuple[int, int, range]]] = {}
         for file, places in enumerate(written):
             for chunk, (name, start, stop) in enumerate(places):
                 self.chunks.setdefault(name, []).append((file, chunk, range(start, stop)))
 
-    def sources(self, one: Held) -> Iterator[tuple[int, int, slice, slice]]:
+    def sources(self, one: HeldElements) -> Iterator[tuple[int, int, slice, slice]]:
         """(file, number of a chunk in it, elements of the chunk, elements of the tensor) for all
         that is held here."""
         for file, chunk, places in self.chunks.get(one.name, ()):
@@ -184,11 +186,11 @@ class Layout:
                 yield file, chunk, there, slice(both.start + ahead, both.stop + ahead)
 
     def restored(
-        self, held: list[Held], files: dict[int, list], kinds: dict[str, dict]
+        self, held: list[HeldElements], files: dict[int, list], kinds: dict[str, dict]
     ) -> Iterator[tuple[Tensor, int | None, Tensor, dict]]:
         """(tensor, its place in the optimizer, its values, its states). `files` has the result of
         own_parts on each rank, `kinds` the result of state_types."""
-        together: dict[int, list[Held]] = {}
+        together: dict[int, list[HeldElements]] = {}
         for one in held:
             together.setdefault(id(one.tensor), []).append(one)
         for own in together.values():
@@ -207,7 +209,7 @@ class Layout:
             values = self._joined(own, files, VALUE, first.tensor.dtype)
             yield first.tensor, first.number, values, states
 
-    def _joined(self, own: list[Held], files, key, dtype) -> Tensor:
+    def _joined(self, own: list[HeldElements], files, key, dtype) -> Tensor:
         result = torch.zeros(own[0].tensor.numel(), dtype=dtype)
         for one in own:
             missing = len(one.places)

@@ -17,6 +17,7 @@ from coursekit.topics.kernels.own_c import (
     in_cpp,
 )
 from ranklab.measure.timing import cpu_seconds, median_ratio, seconds_in_turns
+from shardlab.common.torch_internals import generated_code
 from shardlab.kernels.losses import chunked_cross_entropy
 
 __all__ = ["MEAN_SQUARES", "address", "c_function", "checked", "cpp_compiler", "in_cpp"]
@@ -52,10 +53,7 @@ def times_faster(eager: Callable, compiled: Callable, *inputs, turns: int = 9) -
 def loop_of(function: Callable, *inputs) -> str:
     """The C++ loop that torch.compile generates for these inputs, without its frame and with short
     names for its types."""
-    from torch._inductor.utils import run_and_get_code  # seconds of imports
-
-    torch.compiler.reset()
-    code = "\n".join(run_and_get_code(torch.compile(function), *inputs)[1])
+    code = generated_code(function, *inputs)
     found = re.search(r"#pragma.*?(?=\n    }\n    inductor|\n    }\n}\n)", code, re.DOTALL)
     lines = (found[0] if found else code).replace("\n        ", "\n")
     lines = re.sub(r"static_cast<int64_t>\((-?\d+)L\)", r"\1", lines)
