@@ -111,7 +111,7 @@ def test_the_search_is_pythons(page, question):
         wanted["sequence_parallel"] = int(best.layout.cuts_tokens)
         assert {name: one["layout"][name] for name in RULES} == wanted
         assert one["bytes"] == best.needed_bytes and one["tokens"] == pytest.approx(
-            best.tokens_per_second
+            best.tokens_per_second_per_gpu
         )
         assert one["parts"] == pytest.approx(best.parts)
         binds = one["binds"]
