@@ -641,8 +641,8 @@ def sharded(model, stage):
 SGD = partial(torch.optim.SGD, lr=0.1)
 MASTERS = partial(MasterWeights, of=torch.optim.SGD, lr=0.1)
 MADE = {
-    "plain": lambda model: (model, SGD(model.parameters())),
     "keeps zeros": lambda model: (model, KeepsZeros(model.parameters(), lr=0.1)),
+    "plain": lambda model: (model, SGD(model.parameters())),
     "whole alone": lambda model: (
         model,
         SGD([p for p in model.parameters() if p.dim() == 1 and not groups_of(p)]),
