@@ -57,21 +57,6 @@ from .faults import (
 from .place import NotARank, rank_device
 from .world import ranks
 
-__all__ = [
-    "NotARank",
-    "RankAbsent",
-    "RankDied",
-    "RankError",
-    "RankFlooded",
-    "RankRaised",
-    "RanksDeadlocked",
-    "RanksDisagree",
-    "RanksInterrupted",
-    "RanksTooSlow",
-    "rank_device",
-    "ranks",
-]
-
 
 def load_ipython_extension(shell):
     from .magic import RanksMagic

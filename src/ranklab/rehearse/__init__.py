@@ -10,5 +10,3 @@ script.py    the script, its steps, and where they end
 
 from .gpu import CannotRehearse
 from .script import Rehearsal, rehearse
-
-__all__ = ["CannotRehearse", "Rehearsal", "rehearse"]

@@ -26,6 +26,3 @@ from .loading import VirtualLoader
 from .memory import OutOfMemory
 from .nccl import NCCLLinks
 from .report import VirtualStep
-
-__all__ = ["GPU", "Links", "NoContents", "UnknownSpeed", "VirtualGPU", "VirtualGPUs"]
-__all__ += ["NCCLLinks", "OutOfMemory", "VirtualLoader", "VirtualStep"]
