@@ -10,10 +10,6 @@ def _in_turn(function):
     return lambda *values: reduce(function, values)
 
 
-def _stacked(*values):
-    return np.stack(np.broadcast_arrays(*values))
-
-
 def _chosen(place, *values):
     *rows, place = np.broadcast_arrays(*values, place)
     return np.stack(rows)[place - 1, np.arange(len(place))]
@@ -28,7 +24,7 @@ OF_ARRAYS = dict(
     power_of_two=partial(np.ldexp, 1.0),
     maximum=_in_turn(np.maximum),
     minimum=_in_turn(np.minimum),
-    arg_max=lambda *values: np.argmax(_stacked(*values), axis=0) + 1,
+    arg_max=lambda *values: np.argmax(np.broadcast_arrays(*values), axis=0) + 1,
     choose=_chosen,
     where=np.where,
     equal=np.equal,

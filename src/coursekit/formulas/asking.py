@@ -41,10 +41,9 @@ class MissingQuantity(TypeError):
 
 
 class UnusedQuantity(TypeError):
-    """Quantities that are given and change nothing. `names` lists it."""
+    """Quantities that are given and change nothing."""
 
     def __init__(self, targets, names, instead):
-        self.names = names
         verb, them = ("is", "it") if len(names) == 1 else ("are", "them")
         because = f", because {' and '.join(instead)} is given" if instead else ""
         super().__init__(

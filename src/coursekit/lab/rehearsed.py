@@ -25,21 +25,22 @@ def example_text(name: str) -> str:
     return folder.joinpath(name).read_text(encoding="utf-8")
 
 
-def rehearsed_all(asked: dict[str, list[str]], gpus: int = 8) -> dict[str, dict]:
-    """Name -> the answer as JSON, for scripts as text with options of `rehearse`, all at once."""
+def rehearsed_all(asked: dict[str, list[str]]) -> dict[str, dict]:
+    """Name -> the answer as JSON, for scripts as text with options of `rehearse`, on nodes of 8
+    GPUs, all at once."""
     with ThreadPoolExecutor() as pool:
-        runs = pool.map(lambda one: _rehearsed(*one, gpus=gpus), asked.values())
+        runs = pool.map(lambda one: _rehearsed(*one), asked.values())
         return {
             name: answer_elsewhere(name, run.stderr) if run.returncode == 2 else answer_of(run)
             for name, run in zip(asked, runs)
         }
 
 
-def _rehearsed(script: str, *options: str, gpus: int) -> subprocess.CompletedProcess:
+def _rehearsed(script: str, *options: str) -> subprocess.CompletedProcess:
     with TemporaryDirectory() as folder:
         file = Path(folder, "train_gpt2.py")
         file.write_text(script, encoding="utf-8")
-        command = [sys.executable, "-m", "shardlab", "rehearse", "--gpus", f"{gpus}", "--json"]
+        command = [sys.executable, "-m", "shardlab", "rehearse", "--gpus", "8", "--json"]
         return subprocess.run([*command, *options, str(file)], capture_output=True, text=True)
 
 

@@ -62,7 +62,7 @@ class Configuration:
     @property
     def main(self) -> Tool:
         """The tool that shards: the Trainer leaves that to others."""
-        return next((one for one in self.tools if not _trains(one)), self.tools[0])
+        return next((one for one in self.tools if one.name != "Trainer"), self.tools[0])
 
     def __str__(self) -> str:
         return "\n".join(self._texts())
@@ -79,10 +79,6 @@ class Configuration:
     def as_json(self) -> dict:
         read = [tool.name for tool in self.tools]
         return dict(read_as=read, taken=self.taken, between=self.notes, ignored=self.ignored)
-
-
-def _trains(tool):
-    return tool.name == "Trainer"
 
 
 def read_configurations(paths, **given) -> Configuration:

@@ -62,7 +62,9 @@ def read_config(source) -> dict[str, int]:
     kind, made_for = config.get("model_type"), config.get("architectures") or []
     made_for = made_for if isinstance(made_for, list) else [made_for]
     known = dict(config=config, name=name, kind=kind, close_names=close_names, dumps=json.dumps)
-    known |= dict(architectures=ARCHITECTURES, unlike=list(filter(_has_no_head, made_for)))
+    # what is no model with a head over the vocabulary
+    unlike = [one for one in made_for if not (isinstance(one, str) and one.endswith(CAUSAL_MODELS))]
+    known |= dict(architectures=ARCHITECTURES, unlike=unlike)
     if why := first_sentence("knobs.md", "files that are no model's config.json", known):
         raise InvalidModelConfig(why)
     return _quantities(config, ARCHITECTURES[kind], name)
@@ -86,11 +88,6 @@ def _loaded(path):
             " config.json of a model on Hugging Face."
         )
     return config, str(path)
-
-
-def _has_no_head(made) -> bool:
-    """Whether a class is no model with a head over the vocabulary."""
-    return not (isinstance(made, str) and made.endswith(CAUSAL_MODELS))
 
 
 def _refuse_unknown_experts(config, architecture, name):

@@ -60,7 +60,10 @@ def data_of(spec, measured=MappingProxyType({})):
             )
             for menu in spec.menus
         ],
-        links=[_link(found) for found in spec.links],
+        links=[  # the kind as explorer.js names it
+            dict(kind=type(one).__name__.lower().removeprefix("at"), **vars(one))
+            for one in spec.links
+        ],
         followers=[(name, *words[:2]) for name, words in spec.followers.items()],
         values=spec.start(),
         chosen=spec.chosen_at_start(),
@@ -93,11 +96,6 @@ def _presets(spec, menu):
         quantities=quantities,
         presets={name: list(preset.values()) for name, preset in presets.items()},
     )
-
-
-def _link(found):
-    """The link's kind, as explorer.js names it, and its fields."""
-    return dict(kind=type(found).__name__.lower().removeprefix("at"), **vars(found))
 
 
 def _stops(stops):

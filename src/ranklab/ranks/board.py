@@ -147,7 +147,8 @@ class Board:
         index, first = self.mine.get(post.channel) or self._claim(rank, post)
         at = self._post_at(rank, index, post.number)
         struct.pack_into("<I", self.memory, at, 0)
-        counts = struct.pack(f"<{2 * len(post.sends)}I", *_capped(post.sends + post.receives))
+        capped = [min(count, 2**32 - 1) for count in post.sends + post.receives]
+        counts = struct.pack(f"<{len(capped)}I", *capped)
         self.memory[at + 4 : at + POST.size] = POST.pack(
             0,
             post.digest,
@@ -270,7 +271,3 @@ class Board:
 
 def _post_size(world_size: int) -> int:
     return POST.size + 8 * world_size
-
-
-def _capped(counts: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(min(count, 2**32 - 1) for count in counts)

@@ -147,17 +147,15 @@ def _of_channel(board: Board, used: dict[int, ChannelRow]) -> Unfinished | None:
     came = [rank for rank, count in counts.items() if count >= number]
     if not came:
         return None
-    posts = [_post_from(board, rank, used[rank], number) for rank in came]
-    posts = [post for post in posts if post is not None]
+    posts = []  # of that call, or of the earliest later call whose post is not overwritten
+    for rank in came:
+        row = used[rank]
+        post = board.post(rank, row.channel, max(number, row.first, row.count - DEPTH + 1))
+        posts += [post] if post is not None else []
     if not posts:  # it was overwritten just now
         return None
     absent = [rank for rank in counts if rank not in came]
     return Unfinished(min(posts, key=lambda post: post.seconds), came, absent)
-
-
-def _post_from(board: Board, rank: int, row: ChannelRow, number: int) -> Post | None:
-    """The post of that call, or of the earliest later call whose post is not overwritten."""
-    return board.post(rank, row.channel, max(number, row.first, row.count - DEPTH + 1))
 
 
 def disagreement(board: Board) -> dict[int, Post]:

@@ -157,12 +157,8 @@ def pickler(torch: ModuleType | None) -> type:
 class Reducers(ChainMap):
     def __missing__(self, kind: type):
         if issubclass(kind, ModuleType):  # ModuleType itself is cloudpickle's
-            return reduced_module
+            return lambda module: (import_module, (module.__name__,))
         raise KeyError(kind)
-
-
-def reduced_module(module: ModuleType) -> tuple:
-    return import_module, (module.__name__,)
 
 
 def reduced_code(code: CodeType) -> tuple:

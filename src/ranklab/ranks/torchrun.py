@@ -120,7 +120,8 @@ class Torchrun:
             if self.rank == min(waiting):
                 print(sentence_of(found), file=sys.stderr, flush=True)
             if self.rank in guilty:
-                self._say_where()
+                for line in reader_lines(thread_frames(threading.main_thread())):
+                    print(f"Rank {self.rank} is in {line.strip()}", file=sys.stderr, flush=True)
             if self.rank in waiting:
                 cut_connections()
                 if self.backend == "nccl":
@@ -132,10 +133,6 @@ class Torchrun:
     def _look(self, patience_seconds: float, start_seconds: float = 0.0) -> Finding | None:
         ends = [None] * self.world_size
         return first_finding(self.board, ends, patience_seconds, time.monotonic(), start_seconds)
-
-    def _say_where(self):
-        for line in reader_lines(thread_frames(threading.main_thread())):
-            print(f"Rank {self.rank} is in {line.strip()}", file=sys.stderr, flush=True)
 
     def _blame(self, error: BaseException) -> Finding | None:
         """The rank that has left a collective and so made it fail."""

@@ -150,13 +150,10 @@ def multiplied_flops(packet, given: dict, args: tuple, named: dict, result) -> i
         backward = packet in FUSED_ATTENTION_BACKWARD
         count = sdpa_backward_flop_count(q, q, k, v) if backward else sdpa_flop_count(q, k, v)
         return int(share * count)
-    count = flop_registry.get(packet) or flop_registry.get(not_in_place(packet))
+    # the registry has addmm, and no addmm_
+    not_in_place = getattr(aten, packet.__name__.removesuffix("_"), None)
+    count = flop_registry.get(packet) or flop_registry.get(not_in_place)
     return count(*args, **named, out_val=result) if count else 0
-
-
-def not_in_place(packet):
-    """addmm of addmm_: PyTorch's registry of operations has the first alone."""
-    return getattr(aten, packet.__name__.removesuffix("_"), None)
 
 
 def tensors_in(nested) -> list[Tensor]:

@@ -9,7 +9,7 @@ exact; elsewhere fp16 is divided before the sum, which could be too large, and b
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from ..common.collective_wire import Group, has_exact_mean
 from ..common.shards import replicas_of
@@ -34,7 +34,8 @@ class OwnMemory(FlatBucket):
                 continue
             flag = nn.Parameter(p.detach().new_empty(0))
             flag.grad = None if p.grad is None else flag.detach()
-            p.grad = own_gradient(p)
+            gradient = torch.zeros_like(p) if p.grad is None else p.grad.detach()
+            p.grad = gradient.to(p.dtype).contiguous()  # as all ranks lay it out
             self.alone.append((p, flag))
             inside.append(flag)
         super().__init__(inside, n)
@@ -62,12 +63,6 @@ class OwnMemory(FlatBucket):
         for p, flag in self.alone:
             if flag.grad is None:
                 p.grad = None
-
-
-def own_gradient(p: nn.Parameter) -> Tensor:
-    """The gradient, or a copy if ranks could lay it out unlike, or zeros if there is none."""
-    gradient = torch.zeros_like(p) if p.grad is None else p.grad.detach()
-    return gradient.to(p.dtype).contiguous()
 
 
 def join_the_rest(buckets: list[list[nn.Parameter]]) -> list[list[nn.Parameter]]:

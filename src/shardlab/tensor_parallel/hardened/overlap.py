@@ -34,7 +34,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -256,7 +255,7 @@ class EnterLate(torch.autograd.Function):
         if torch.is_grad_enabled():
             summed = reduce_scatter if ctx.own_tokens else core.leave
             return summed(dx, ctx.group), None, None, None, None
-        by_rank = partial(tokens_by_rank, group=ctx.group) if ctx.own_tokens else one_for_all
+        by_rank = lambda y: tokens_by_rank(y, ctx.group) if ctx.own_tokens else y.unsqueeze(0)
         parts = ctx.late.input_gradient(dx, by_rank)
         if parts is None and dx is not None:  # no product was put off, and dx is autograd's
             parts = by_rank(dx).clone(memory_format=torch.contiguous_format)
@@ -271,11 +270,6 @@ class EnterLate(torch.autograd.Function):
         ctx.late.make()
         wait()
         return own.clone() if ctx.in_place else own, None, None, None, None
-
-
-def one_for_all(y: Tensor) -> Tensor:
-    """A view [1, ...]: ranks have one gradient, of all tokens."""
-    return y.unsqueeze(0)
 
 
 class LinearLate(torch.autograd.Function):

@@ -156,6 +156,7 @@ class WholeParameters(AmongRanks):
         """In forward the attributes are views, whose gradients come by here."""
         before = dict(vars(module))
         watched = [key for key, known in self.is_sum.items() if known is not False]
+        view_of = lambda parameter, _: parameter.view_as(parameter)
         views = {
             key: Paired.apply(getattr(module, key), self.group, view_of, partial(self.summed, key))
             for key in watched
@@ -189,10 +190,6 @@ class WholeParameters(AmongRanks):
             )
         if apart == apart:
             self.is_sum[key] = apart > ALIKE_WITHIN
-
-
-def view_of(parameter: Tensor, _) -> Tensor:
-    return parameter.view_as(parameter)
 
 
 LOOKED_AT = 1 << 16  # elements of a gradient

@@ -33,7 +33,9 @@ def unsharded(module: nn.Module, *, recurse: bool = True, write: bool = False):
     try:
         for unit in units:
             if not unit.exposed:
-                expose(unit)
+                unit.exposed = [full_copy(flat) for flat in unit.flats]
+                views = zip(unit.views(unit.exposed), unit.shards)
+                unit.fill([parameter(view, shard, unit) for view, shard in views])
                 opened.append(unit)
         yield module
         if write:
@@ -43,13 +45,6 @@ def unsharded(module: nn.Module, *, recurse: bool = True, write: bool = False):
         for unit in opened:
             unit.close()
             unit.exposed = None
-
-
-def expose(unit: Unit):
-    """The plain module's parameters instead of the shards."""
-    unit.exposed = [full_copy(flat) for flat in unit.flats]
-    views = zip(unit.views(unit.exposed), unit.shards)
-    unit.fill([parameter(view, shard, unit) for view, shard in views])
 
 
 @torch.no_grad()
