@@ -32,14 +32,7 @@ from .board import MOST_RANKS, Board
 from .calls import listening
 from .checks import Checks
 from .devices import choose_device, make_group
-from .faults import (
-    RankAbsent,
-    RanksDisagree,
-    ranks_of,
-    reader_lines,
-    sentence_of,
-    waiting_in,
-)
+from .faults import RankAbsent, RanksDisagree, ranks_of, reader_lines, sentence_of, waiting_in
 from .findings import NCCL_START_SECONDS, Finding, first_finding
 from .messages import dumps
 from .place import SharedFile, give_device

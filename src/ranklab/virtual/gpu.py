@@ -54,14 +54,7 @@ from .clock import MAIN, VirtualClock
 from .hardware import GPU, NoContents, nanoseconds
 from .memory import LiveBytes
 from .messages import Messages
-from .operators import (
-    READ_VALUES,
-    aten,
-    cost,
-    launches,
-    rounds_to_tf32,
-    tensors_in,
-)
+from .operators import READ_VALUES, aten, cost, launches, rounds_to_tf32, tensors_in
 from .pinned import PinnedMemory
 from .report import VirtualStep
 from .streams import VirtualStreams

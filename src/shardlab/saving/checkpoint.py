@@ -43,13 +43,7 @@ from .durable import Damaged, flush_folder, read, read_json, write, write_json
 from .folders import MANIFEST, PARTIAL, file_of, is_ours, older, rest_of, saves, step_of
 from .parts import RankHolds, held_by, parts_of_run, saving_group, sum_of_bits
 from .resharding import Layout, buffers_of, holds_of, own_parts, state_types
-from .states import (
-    FORMAT,
-    parts_in_manifest,
-    random_states,
-    refuse_another,
-    set_random_states,
-)
+from .states import FORMAT, parts_in_manifest, random_states, refuse_another, set_random_states
 from .together import SaveFailed, only_run, run_together
 
 

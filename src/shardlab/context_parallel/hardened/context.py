@@ -12,12 +12,7 @@ from torch import Tensor, nn
 from ...common.agreement import agree, batch_of, facts_of, fingerprint, hand_out, unlogged
 from ...common.collective_wire import Group
 from ...common.shards import cut_among
-from ...common.torch_internals import (
-    active_fake_mode,
-    disable_modes,
-    local_tensor,
-    never_compiled,
-)
+from ...common.torch_internals import active_fake_mode, disable_modes, local_tensor, never_compiled
 from ...gpt import CoreAttention, PositionIds
 from ...tensor_parallel.hardened.first_forward import DROPS
 from ...tensor_parallel.hardened.layers import AmongRanks

@@ -28,12 +28,7 @@ from torch import Tensor, nn
 from ...common import before_step
 from ...common.backward import owners, when_backward_ends
 from ...common.shards import CannotShard, take_place
-from ...common.torch_internals import (
-    current_backward,
-    hooks_of_others,
-    in_plain_backward,
-    version,
-)
+from ...common.torch_internals import current_backward, hooks_of_others, in_plain_backward, version
 from ...recompute.host_copies import OverlappedCopies, copies_on
 
 # --- stages 1 and 2 -------------------------------------------------------------------------------
