@@ -162,20 +162,9 @@ def watch_clipping(
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         return norm(tensors, float(norm_type), lambda own: total(own, norm_type, *args, **named))
 
-    @functools.wraps(total)
-    def asked_first(tensors, *args, **named):
-        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        asked(tensors)
-        return total_norm(tensors, *args, **named)
-
-    @functools.wraps(clip)
-    def seen_first(parameters, *args, **named):
-        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        seen(parameters)
-        return clip(parameters, *args, **named)
-
-    module._get_total_norm, torch.nn.utils.get_total_norm = total_norm, asked_first
-    module._clip_grads_with_norm_ = torch.nn.utils.clip_grads_with_norm_ = seen_first
+    module._get_total_norm = total_norm
+    torch.nn.utils.get_total_norm = told_first(total_norm, asked)
+    module._clip_grads_with_norm_ = torch.nn.utils.clip_grads_with_norm_ = told_first(clip, seen)
 
 
 def watch_value_clipping(seen: Callable[[list[Tensor]], None]) -> None:
@@ -184,14 +173,19 @@ def watch_value_clipping(seen: Callable[[list[Tensor]], None]) -> None:
     public = torch.nn.utils.clip_grad.clip_grad_value_
     original = public.__wrapped__
     (inside,) = (cell for cell in public.__closure__ if cell.cell_contents is original)
+    inside.cell_contents = told_first(original, seen)
 
-    @functools.wraps(original)
-    def clip(parameters, *args, **named):
-        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        seen(parameters)
-        return original(parameters, *args, **named)
 
-    inside.cell_contents = clip
+def told_first(function: Callable, told: Callable[[list[Tensor]], None]) -> Callable:
+    """The function of tensors, or of one; `told` gets them as a list before."""
+
+    @functools.wraps(function)
+    def call(tensors, *args, **named):
+        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        told(tensors)
+        return function(tensors, *args, **named)
+
+    return call
 
 
 class ScalerThatAsks(torch.amp.GradScaler):
