@@ -152,15 +152,13 @@ class RankLayout:
         said = f"{found}{', none of which recomputes' if again else ''}"
         return f"{said}{NO_ADAPTERS if self.recipe in ADAPTED else ''}"
 
-    @property
-    def reserves_by_formula(self) -> bool:
-        """Whether RANK_RESERVE is set aside: nobody says how much, and the published peaks of these
-        kernels leave it out."""
-        known = PUBLISHED.get(self.kernels)
-        return self.reserve_bytes is None and not (known is not None and known.reserved)
-
     def reserved(self, values) -> int:
-        return values[RANK_RESERVE] if self.reserves_by_formula else self.reserve_bytes or 0
+        """Bytes that are set aside: where nobody says how many, RANK_RESERVE, unless the published
+        peaks of these kernels have it."""
+        if self.reserve_bytes is not None:
+            return self.reserve_bytes
+        known = PUBLISHED.get(self.kernels)
+        return 0 if known is not None and known.reserved else values[RANK_RESERVE]
 
     @property
     def kind(self) -> str:

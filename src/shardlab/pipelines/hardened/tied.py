@@ -25,12 +25,11 @@ class TiedWeights:
             for layer in layers[first:end]:
                 for parameter in layer.parameters():
                     holders.setdefault(parameter, set()).add(plan.home[stage])
-        self.places = [sorted(ranks) for ranks in holders.values() if len(ranks) > 1]
-        self.shared = [
-            (parameter, sorted(ranks))
-            for parameter, ranks in holders.items()
-            if self.rank in ranks and len(ranks) > 1
+        tied = [
+            (parameter, sorted(ranks)) for parameter, ranks in holders.items() if len(ranks) > 1
         ]
+        self.places = [ranks for _, ranks in tied]
+        self.shared = [(parameter, ranks) for parameter, ranks in tied if self.rank in ranks]
 
     def exchange(self, tensor: Tensor, ranks: list[int]) -> list[Tensor]:
         """The tensors of these ranks, of which this is one, in the order of the ranks."""
