@@ -364,9 +364,8 @@ class Ledger(TorchDispatchMode):
 
         for name, module in self.model.named_modules():
             enter = lambda *_, name=name: self._modules.append(name)
-            leave = lambda *_: self._modules.pop()
             until_then(module.register_forward_pre_hook(enter))
-            until_then(module.register_forward_hook(leave, always_call=True))
+            until_then(module.register_forward_hook(self._leave_module, always_call=True))
         for parameter in (p for p in self.model.parameters() if p.requires_grad):
             until_then(parameter.register_post_accumulate_grad_hook(self._keep_gradient))
         self._move("parameters", self.model.parameters())
@@ -381,6 +380,9 @@ class Ledger(TorchDispatchMode):
         within.enter_context(saved_tensors_hooks(self._keep_for_backward, self._give_back))
         within.callback(watch_resize(self._resized))
         self._write_line("")
+
+    def _leave_module(self, *_):
+        self._modules.pop()
 
     def _resized(self, storage):
         """FSDP and zero/stage3.py free and refill the storages of gathered parameters. Nothing else
