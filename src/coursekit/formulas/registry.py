@@ -212,9 +212,7 @@ class Registry:
         self.rules: dict[str, Rule] = {}
         self._rules_about: dict[str, list[Rule]] = {}
         self._resolved: dict[tuple, tuple] = {}  # what `resolve` found; a new name empties it
-        self._applicable: dict[
-            frozenset, list[Rule]
-        ] = {}  # the same of rules; a new rule empties it
+        self._applicable: dict[frozenset, list[Rule]] = {}  # and of rules: a new one empties it
         self.presets: Mapping[str, Mapping] = {}  # kind -> name -> preset, for model="GPT-2 124M"
 
     def quantity(self, name, symbol, unit, meaning, **limits):

@@ -46,10 +46,7 @@ class LayoutPlan:
         adapted = NO_ADAPTERS if self.asked.recipe in ADAPTED else ""
         family = family_of(self.asked.gpu)
         other = "" if f"{family}s" in self.speed.measured else f", none of them on the {family}"
-        return {
-            "bytes": self.asked.compared,
-            "seconds": f"{self.speed}{other}{adapted}",
-        }
+        return {"bytes": self.asked.compared, "seconds": f"{self.speed}{other}{adapted}"}
 
     def __str__(self) -> str:
         return "\n".join(self._texts())

@@ -37,11 +37,9 @@ class RankPlace(NamedTuple):
 
 def check_asked(asked: Asked):
     """Raises ValueError or TypeError, one sentence that names the value and the rule."""
-    if not is_integer(asked.world_size) or not 1 <= asked.world_size <= MOST_RANKS:
-        raise ValueError(
-            f"world_size = {asked.world_size!r}: a world has 1 to {MOST_RANKS} ranks on one"
-            " machine."
-        )
+    n = asked.world_size
+    if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST_RANKS:
+        raise ValueError(f"world_size = {n!r}: a world has 1 to {MOST_RANKS} ranks on one machine.")
     for name, known in (
         ("device", ("cpu", "cuda")),
         ("backend", ("gloo", "nccl")),
@@ -84,10 +82,6 @@ def check_seconds(name: str, value):
         raise ValueError(
             f"{name} = {value!r}: it must be from {LEAST_SECONDS:g} to {MOST_SECONDS:,.0f} seconds."
         )
-
-
-def is_integer(value) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def announcement(devices: list[str], backend: str, hosts: int) -> str:

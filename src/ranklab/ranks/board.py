@@ -117,9 +117,8 @@ class Board:
     def forget(self):
         """Forget the places of all rows: the board was cleared."""
         self.rows: dict[tuple[int, int], int] = {}  # (rank, channel) -> where, once found
-        self.mine: dict[
-            int, tuple[int, int]
-        ] = {}  # of the writer: channel -> where, its first call
+        # of the writer: channel -> where, its first call
+        self.mine: dict[int, tuple[int, int]] = {}
 
     @staticmethod
     def nbytes(world_size: int) -> int:

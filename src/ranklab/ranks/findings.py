@@ -151,7 +151,8 @@ def _of_channel(board: Board, used: dict[int, ChannelRow]) -> Unfinished | None:
     for rank in came:
         row = used[rank]
         post = board.post(rank, row.channel, max(number, row.first, row.count - DEPTH + 1))
-        posts += [post] if post is not None else []
+        if post is not None:
+            posts.append(post)
     if not posts:  # it was overwritten just now
         return None
     absent = [rank for rank in counts if rank not in came]

@@ -66,14 +66,7 @@ def ranks(
     code works. Raises ValueError, one sentence, if this machine cannot provide the request.
     """
     asked = Asked(
-        world_size,
-        device,
-        backend,
-        share_gpus,
-        patience_seconds,
-        hosts,
-        method,
-        announce,
+        world_size, device, backend, share_gpus, patience_seconds, hosts, method, announce
     )
     check_asked(asked)
     if all(name in os.environ for name in OF_TORCHRUN):

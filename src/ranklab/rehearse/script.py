@@ -35,17 +35,11 @@ from shardlab.common.torch_internals import tree_leaves
 from .cuda import install, same_batch
 from .gpu import IN_BACKWARD, CannotRehearse, MadeStorage, RehearsedGPU
 from .stand_in import stand_in_for_cuda
-from .writes import instead_of_saving, link_entries, writes_stay_in
+from .writes import link_entries, saved_without, writes_stay_in
 
 REHEARSED_STEPS = 3  # the first warms up
-BELOW = (
-    "_subclasses",
-    "utils",
-    "_ops.py",
-    "_compile.py",
-    "_dynamo",
-    "ranklab",
-)  # in a call of PyTorch
+# in a call of PyTorch
+BELOW = ("_subclasses", "utils", "_ops.py", "_compile.py", "_dynamo", "ranklab")
 
 
 class TooLong(BaseException):
@@ -193,7 +187,7 @@ def rehearse(
     CannotRehearse, one sentence with a line of the script."""
     virtual = RehearsedGPU(gpu, stand_in_for_cuda())
     install(virtual, card_bytes, ranks, rank, per_node)
-    instead_of_saving()
+    torch.save = saved_without
     steps = ScriptSteps(virtual)
     os.environ.update(environment(ranks, rank, per_node))
     with ExitStack() as entered:
