@@ -170,6 +170,12 @@ def comes_from(action: Action, last: int) -> int | None:
     return None if action.kind is Kind.WEIGHT or not 0 <= stage <= last else stage
 
 
+def input_of(action: Action) -> tuple[int, Kind, int]:
+    """The input of the action, under the name that goes_to gives it."""
+    kind = Kind.FORWARD if action.kind is Kind.FORWARD else Kind.BACKWARD
+    return action.stage, kind, action.microbatch
+
+
 def check_order_of_messages(schedule: Schedule):
     """A backend gives messages to receives in the order in which both were made, so the rank that
     receives must want them in the order in which they are sent."""
@@ -181,9 +187,8 @@ def check_order_of_messages(schedule: Schedule):
             if (target := goes_to(action, max(home))) is not None:
                 sent.setdefault((rank, home[target[0]], target[1]), []).append(target)
             if (source := comes_from(action, max(home))) is not None:
-                kind = Kind.FORWARD if action.kind is Kind.FORWARD else Kind.BACKWARD
-                taken = (action.stage, kind, action.microbatch)
-                wanted.setdefault((home[source], rank, kind), []).append(taken)
+                taken = input_of(action)
+                wanted.setdefault((home[source], rank, taken[1]), []).append(taken)
     for (source, target, kind), messages in sent.items():
         if wanted.get((source, target, kind)) != messages:
             raise InvalidSchedule(

@@ -40,7 +40,7 @@ from ...common.shards import Stages, stages_of_parameters
 from ...common.torch_internals import active_fake_mode
 from .. import core
 from ..core import Sent
-from ..partition import CannotPipeline, PipelinePlan, comes_from
+from ..partition import CannotPipeline, PipelinePlan, comes_from, input_of
 from ..schedules import Action, Kind
 from . import split_backward
 from .step_checks import (
@@ -227,12 +227,6 @@ class Pipeline(core.Pipeline):
             "a pipeline has process groups of its own, which are not copied or pickled: save its"
             " state_dict(), and make another pipeline of a copy of the layers."
         )
-
-
-def input_of(action: Action) -> tuple[int, Kind, int]:
-    """The input of the action, under the name that goes_to gives it."""
-    kind = Kind.FORWARD if action.kind is Kind.FORWARD else Kind.BACKWARD
-    return action.stage, kind, action.microbatch
 
 
 class Received(torch.autograd.Function):
