@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from coursekit.planner.links import BANDWIDTH_SHARE, host_rate, link_rates
+from ranklab.measure.slim_trace import busy
 from ranklab.virtual import GPU, NCCLLinks, VirtualGPU, VirtualGPUs, VirtualStep
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 
@@ -124,7 +125,8 @@ def virtual_step_figure(step: VirtualStep, title: str):
     nothing computes."""
 
     def bars(words, colour, spans):
-        return words, colour, merged(sorted((s.start, s.end) for s in spans), AS_ONE * step.end)
+        drawn = busy(((s.start, s.end) for s in spans), near=AS_ONE * step.end)
+        return words, colour, [(start / 1e9, (end - start) / 1e9) for start, end in drawn]
 
     rows = {}
     for lane in dict.fromkeys(["compute", *(span.stream for span in step.spans)]):
@@ -140,14 +142,3 @@ def virtual_step_figure(step: VirtualStep, title: str):
         format_as(seconds, "short duration") for seconds in (step.idle_seconds(), step.seconds)
     )
     return trace_figure(f"{title}<br>{idle} of {whole} nothing computes, virtual", rows)
-
-
-def merged(spans: list[tuple[int, int]], near: float) -> list[tuple[float, float]]:
-    """(begin, duration) in seconds of spans in nanoseconds; neighbours that are near are one."""
-    found: list[list[int]] = []
-    for begin, end in spans:
-        if found and begin - found[-1][1] < near:
-            found[-1][1] = max(found[-1][1], end)
-        else:
-            found.append([begin, end])
-    return [(begin / 1e9, (end - begin) / 1e9) for begin, end in found]

@@ -86,11 +86,12 @@ class SlimTrace:
         return cls(**known | dict(kinds=tuple(known["kinds"])))
 
 
-def busy(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Where at least one of the spans (start, end) is, from left to right, without overlaps."""
+def busy(spans: Iterable[tuple[float, float]], near: float = 0) -> list[tuple[float, float]]:
+    """Where at least one of the spans (start, end) is, from left to right, without overlaps;
+    neighbours that are no more than so far apart are one."""
     found: list[tuple[float, float]] = []
     for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
+        if found and start - found[-1][1] <= near:
             found[-1] = found[-1][0], max(end, found[-1][1])
         else:
             found.append((start, end))
