@@ -54,15 +54,10 @@ class Tried(NamedTuple):
         fitted = ", ".join(map(str, self.fitted)) or "nothing"
         if not last.error:
             return f"fitted: {fitted}, and nothing failed"
-        refused = f"{next(iter(last.case.values()))} did not: {refusal_in_words(last.error)}"
+        asked = re.search(r"tried to allocate (\d+) bytes", last.error)
+        why = f"no room for a tensor of {int(asked[1]):,} bytes" if asked else last.error
+        refused = f"{next(iter(last.case.values()))} did not: {why}"
         return fill(f"fitted: {fitted}; {refused}", LINE_LENGTH)
-
-
-def refusal_in_words(error: str) -> str:
-    """The words of an allocator's refusal: the bytes that it was asked for; all of it where it
-    names none."""
-    asked = re.search(r"tried to allocate (\d+) bytes", error)
-    return f"no room for a tensor of {int(asked[1]):,} bytes" if asked else error
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -122,7 +122,8 @@ def _take(found, setting, key, value, place):
     elif quantity == "bucket":
         found.where[key] = value
         if value not in SAYS_NOTHING:
-            if not _counted(value):
+            number = number_in(value)
+            if not isinstance(number, (int, float)) or not 0 <= number < math.inf:
                 raise InvalidConfiguration(f"{place}: it must be a number of elements.")
             nbytes = format_bytes(BYTES_OF_ELEMENT * float(value))
             found.notes.append((setting, f"{place}: {nbytes} in 16 bits, {setting.words}."))
@@ -328,9 +329,3 @@ def _unknown(tool, key, place):
     if get_close_matches(key, known, 1, TYPO) or not tool.lenient:
         near = close_names(key, [k for one in tool.settings for k in one.keys if "*" not in k])
         raise InvalidConfiguration(f"{place}: {tool.name} has no such setting{near or '.'}")
-
-
-def _counted(value) -> bool:
-    """Whether the value is a number that is finite and not negative."""
-    number = number_in(value)
-    return isinstance(number, (int, float)) and 0 <= number < math.inf

@@ -110,9 +110,10 @@ class Policy(NamedTuple):
         elif not why and units and not has_units(kind, device):
             why = f"it has no units for {kind}: products are emulated, slower than fp32"
         if why:
-            raise CannotCompute(
-                f"{self.name} on {device_name(device)}: {why}. Take {self.instead} there."
-            )
+            here = f"this {device.type}"
+            if device.type == "cuda":
+                here = torch.cuda.get_device_name(device)
+            raise CannotCompute(f"{self.name} on {here}: {why}. Take {self.instead} there.")
 
 
 FP32 = Policy("FP32")
@@ -125,10 +126,6 @@ POLICIES = {p.name: p for p in (FP32, TF32, AUTOCAST_BF16, AUTOCAST_FP16, BF16, 
 
 
 # --- what a device can do -------------------------------------------------------------------------
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"this {device.type}"
 
 
 def refusal(dtype: torch.dtype, device: torch.device) -> str:
