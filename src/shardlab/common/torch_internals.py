@@ -177,7 +177,8 @@ def watch_value_clipping(seen: Callable[[list[Tensor]], None]) -> None:
 
 
 def told_first(function: Callable, told: Callable[[list[Tensor]], None]) -> Callable:
-    """The function of tensors, or of one; `told` gets them as a list before."""
+    """The function of tensors, or of one; told(tensors) is called first. Without it, a generator of
+    parameters is empty when the function gets it."""
 
     @functools.wraps(function)
     def call(tensors, *args, **named):
