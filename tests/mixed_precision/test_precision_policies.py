@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from coursekit.recordings.races import TINY
-from coursekit.topics.mixed_precision import policy_runs
+from coursekit.topics.mixed_precision import runs
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.mixed_precision import LossScaler, MasterWeights, policies
 
@@ -147,9 +147,9 @@ def test_every_cpu_races(monkeypatch, units):
     """Must catch: types without units left out, so that nothing is recorded; the large tasks, a
     step of which takes seconds there; rows that hide the emulation."""
     larger = TINY._replace(name="larger", sizes={**TINY.sizes, "hidden": 32})
-    monkeypatch.setattr(policy_runs, "has_units", lambda dtype, device: units)
-    monkeypatch.setattr(policy_runs, "EMULATED_TASK", TINY)
-    found = policy_runs.race_precision(tasks=(larger,), turns=2)
+    monkeypatch.setattr(runs, "has_units", lambda dtype, device: units)
+    monkeypatch.setattr(runs, "EMULATED_TASK", TINY)
+    found = runs.race_precision(tasks=(larger,), turns=2)
     assert [result.row for result in found] == ["precision_race.step", "precision_race.peak"] * 4
     name, tail = ("larger", "") if units else ("tiny", " on a CPU without units for it")
     both = [f"{name}, {kind}{tail}" for kind in ("bf16", "fp16")]
@@ -160,9 +160,9 @@ def test_every_cpu_races(monkeypatch, units):
 
 def test_slow_steps_get_fewer_turns():
     """Must catch: a race of hours; fewer turns where there is time for all."""
-    assert policy_runs.turns_in_time(0.01, works=3, turns=31) == 31
-    assert policy_runs.turns_in_time(1.0, works=3, turns=31) == 20
-    assert policy_runs.turns_in_time(100.0, works=3, turns=31) == policy_runs.LEAST_TURNS
+    assert runs.turns_in_time(0.01, works=3, turns=31) == 31
+    assert runs.turns_in_time(1.0, works=3, turns=31) == 20
+    assert runs.turns_in_time(100.0, works=3, turns=31) == runs.LEAST_TURNS
 
 
 def test_both_ways_compute_in_the_same_type():
@@ -170,8 +170,8 @@ def test_both_ways_compute_in_the_same_type():
     device = torch.device("cpu")
     for name in ("BF16", "FP16"):
         losses = [
-            policy_runs.build_training(policy_runs.POLICIES[name], TINY, device, theirs).step()
+            runs.build_training(runs.POLICIES[name], TINY, device, theirs).step()
             for theirs in (False, True)
         ]
-        near = 40 * torch.finfo(policy_runs.POLICIES[name].computes_in).eps / 2
+        near = 40 * torch.finfo(runs.POLICIES[name].computes_in).eps / 2
         assert losses[0].item() == pytest.approx(losses[1].item(), rel=near)

@@ -16,7 +16,7 @@ from coursekit.topics.sending_less.figures import (
     recorded_large,
     shortest_seconds,
 )
-from coursekit.topics.sending_less.pictures import PICTURES, draw_large_batches, mean_of_losses
+from coursekit.topics.sending_less.pictures import PICTURES, draw_large_batches
 from coursekit.topics.sending_less.steps import (
     FEEDBACK_STEPS,
     FRAMES,
@@ -56,7 +56,7 @@ def test_the_recorded_chart():
         seconds = shortest_seconds(chart, link)
         made = {way.name: seconds / way.step_seconds(link) for way in chart.values()}
         assert max(made.values()) == pytest.approx(max(chart["fp32"].curves[0]))
-    slow = [mean_of_losses(way.after(seconds, CHART_LINKS[-1])) for way in chart.values()]
+    slow = [mean(way.after(seconds, CHART_LINKS[-1])) for way in chart.values()]
     assert slow[0] == max(slow)  # fp32, in 1 Gbit/s
     for draw in set(PICTURES.values()) - {draw_large_batches}:
         drawn = draw()

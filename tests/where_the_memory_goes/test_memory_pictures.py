@@ -1,5 +1,7 @@
 """The pictures of memory: what autograd saves of a real block, and the shapes of a real GPT."""
 
+from math import prod
+
 import torch
 from pages import words
 from solved import Given
@@ -83,16 +85,14 @@ def test_shapes_are_those_of_the_model():
         assert left[number] == (8, 1024, *part.leaves), part
         tied = part.name == "head, tied"
         own = [] if tied else sorted(p.numel() for p in module.parameters())
-        assert sorted(map(pictures.elements_of, part.weights)) == own, part
+        assert sorted(map(prod, part.weights)) == own, part
 
 
 def test_the_boxes_add_up_to_the_model():
     """Must catch: a weight that is counted twice, or left out."""
     found = pictures.drawn_quantities()
     before, layer, after = pictures.model_parts(found)
-    count = lambda group: sum(
-        pictures.elements_of(shape) for part in group for shape in part.weights
-    )
+    count = lambda group: sum(prod(shape) for part in group for shape in part.weights)
     total = count(before) + found["layers"] * count(layer) + count(after)
     assert total == found["parameters"]
     given = quantities(model="GPT-2 124M")
@@ -106,7 +106,7 @@ def test_the_picture_prints_the_formulas_bytes():
         assert format_as(found[name], "decimal bytes") in shown
     _, layer, _ = pictures.model_parts(found)
     tokens = found["microbatch_tokens"] * found["compute_element_bytes"]
-    arrows = sum(tokens * pictures.elements_of(part.leaves) for part in layer)
+    arrows = sum(tokens * prod(part.leaves) for part in layer)
     assert round(found["logit_bytes"] / arrows) == 4  # as the caption says
     kept = words(pictures.draw_autograd())
     assert format_as(sum(pictures.kept_by_operation(found)), "decimal bytes") in kept

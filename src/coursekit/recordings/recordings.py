@@ -28,6 +28,7 @@ from ..show.format import STYLE_OF_UNIT, format_as
 SCHEMA = 1
 # a wheel carries the repository's recordings there: see setup.py
 SHIPPED = Path(__file__).resolve().parents[1] / "data"
+REPOSITORY = Path(__file__).resolve().parents[3]
 NOT_RECORDED = "not yet recorded on a GPU"
 DEVICE_KINDS = "gpu", "cpu", "virtual"
 ROW_UNITS = ("bytes", "seconds", "FLOP/s", "bytes/s", "tokens/s", "count", "ratio", "nats")
@@ -241,6 +242,15 @@ def nearby(start: Path | str = ".") -> list[Recording]:
         if found:
             return sorted(found, key=lambda recording: recording.date, reverse=True)
     return []
+
+
+def recording_of(name: str) -> Recording:
+    """The newest recording that has such a row, for a picture. Raises LookupError where none
+    has."""
+    for recording in nearby(REPOSITORY):
+        if recording.find(name):
+            return recording
+    raise LookupError(f"no recording has {name}: record it, as runs.py says.")
 
 
 def recorded(recordings: Iterable[Recording], name: str, /, **case) -> str:

@@ -65,6 +65,12 @@ class Drawing:
         )
         self.path(steps, looks)
 
+    def dots(self, centres, radius, looks):
+        """Several as one path: x and y of each."""
+        arc = f"a{radius} {radius} 0 1 0"
+        circle = f"{arc} {2 * radius} 0{arc} {-2 * radius} 0z"
+        self.path("".join(f"M{_short(x - radius)} {_short(y)}{circle}" for x, y in centres), looks)
+
     def path(self, steps, looks="line", width=None):
         """`steps` as SVG writes them."""
         wide = f' stroke-width="{_short(width)}"' if width else ""

@@ -60,6 +60,18 @@ def memory_parts(**quantities):
     )
 
 
+RANK_PEAK_PARTS = (
+    *memory_parts(
+        parameters="rank_parameter_bytes",
+        optimizer="optimizer_at_rank_peak_bytes",
+        gradients="gradients_at_rank_peak_bytes",
+        activations="activations_at_rank_peak_bytes",
+    ),
+    Part("gathered_at_rank_peak_bytes", "gathered", "gathered"),
+    *memory_parts(temporaries="temporaries_at_rank_peak_bytes"),
+)
+
+
 @dataclass(frozen=True)
 class MemoryBar(Picture):
     """Bytes end to end from zero; on a GPU the card's capacity as a line, free room outlined, bytes

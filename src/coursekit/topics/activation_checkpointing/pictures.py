@@ -1,6 +1,7 @@
 """Still picture of the chapter on activation checkpointing: the layers' activations over a step,
 without checkpoints, with each layer in one, and with several layers in each."""
 
+from operator import attrgetter
 from typing import NamedTuple
 
 from coursekit.formulas import evaluate, quantities
@@ -109,7 +110,7 @@ def draw_steps():
         if step.share:
             more = f"+{format_as(step.share, 'percent')} operations"
             drawing.text(right, title, more, "small end")
-        for size, look in ((alive, "activations pale"), (forward_kept, "activations")):
+        for size, look in ((alive, "activations pale"), (attrgetter("kept"), "activations")):
             edge = "L".join(f"{x(m.operations):.1f} {y(size(m)):.1f}" for m in step.points)
             drawing.path(f"M{edge}z", look)
         drawing.path(f"M{left} {floor:.1f}H{right}")
@@ -135,10 +136,6 @@ def draw_steps():
 
 def alive(point):
     return point.kept + point.again
-
-
-def forward_kept(point):
-    return point.kept
 
 
 PICTURES = {"recompute-steps": draw_steps}

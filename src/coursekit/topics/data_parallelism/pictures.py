@@ -1,8 +1,6 @@
 """Still picture of the chapter on data parallelism: a step as it ran, on two streams."""
 
-from pathlib import Path
-
-from coursekit.recordings.recordings import nearby
+from coursekit.recordings.recordings import recording_of
 from coursekit.show.drawing import Drawing
 from coursekit.show.format import format_as
 
@@ -13,16 +11,13 @@ ENDS = ("forward_seconds", "last_gradient_seconds", "whole_seconds")
 def recorded_step():
     """The newest recording of a traced step, the megabits per second of its link, the seconds of
     ENDS, and (begin, duration) of each message. Raises LookupError where there is none."""
-    for recording in nearby(Path(__file__).resolve().parents[4]):
-        if not recording.find(f"{TRACE_GROUP}.{ENDS[0]}"):
-            continue
-        ends = [recording.find(f"{TRACE_GROUP}.{name}")[0].value for name in ENDS]
-        begins = recording.find(f"{TRACE_GROUP}.message_begin")
-        durations = recording.find(f"{TRACE_GROUP}.message")
-        link = begins[0].case["megabits_per_second"]
-        pairs = zip(begins, durations, strict=True)
-        return recording, link, ends, [(a.value, b.value) for a, b in pairs]
-    raise LookupError("no recording has a traced step: record the group traced_step.")
+    recording = recording_of(f"{TRACE_GROUP}.{ENDS[0]}")
+    ends = [recording.find(f"{TRACE_GROUP}.{name}")[0].value for name in ENDS]
+    begins = recording.find(f"{TRACE_GROUP}.message_begin")
+    durations = recording.find(f"{TRACE_GROUP}.message")
+    link = begins[0].case["megabits_per_second"]
+    pairs = zip(begins, durations, strict=True)
+    return recording, link, ends, [(a.value, b.value) for a, b in pairs]
 
 
 def draw_two_streams():

@@ -6,13 +6,13 @@ from coursekit.formulas.presets import MODELS
 from coursekit.planner.layout import EXCHANGED, FUSED_LOSS, GATHERED, RING
 from coursekit.show.links import HEADS_FOLLOW, AtLeast, AtMost, Divides
 from coursekit.show.pictures import (
+    RANK_PEAK_PARTS,
     CurveAxis,
     Curves,
     Line,
     MemoryBar,
     Part,
     StreamsPicture,
-    memory_parts,
 )
 from coursekit.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
 from coursekit.show.stops import powers_of_two
@@ -105,14 +105,7 @@ LONG_SEQUENCES = Explorer(
         MemoryBar(
             "One rank at its fullest",
             (
-                *memory_parts(
-                    parameters="rank_parameter_bytes",
-                    optimizer="optimizer_at_rank_peak_bytes",
-                    gradients="gradients_at_rank_peak_bytes",
-                    activations="activations_at_rank_peak_bytes",
-                ),
-                Part("gathered_at_rank_peak_bytes", "gathered", "gathered"),
-                *memory_parts(temporaries="temporaries_at_rank_peak_bytes"),
+                *RANK_PEAK_PARTS,
                 Part("rank_workspace_bytes", "workspaces", "temporaries"),
             ),
             total="rank_peak_bytes",

@@ -18,7 +18,7 @@ MEMORY_RATE = 0.8 * 2.4e12  # of HBM2e, as the source states it
 # four runs: attention, in 16 bits, takes as long as 3.8 times all scores would at that rate, so it
 # does 364 TFLOP/s of all scores, or 182 of the half that no mask hides.
 PRODUCT_RATE, FITTED_SCORES = 0.7, 3.8
-LONG_RUNS_SOURCE = "torchtitan@820504e benchmarks/llama3_h100_202412_torchtitan.md, Table 2"
+# torchtitan@820504e benchmarks/llama3_h100_202412_torchtitan.md, Table 2
 
 
 class LongRun(NamedTuple):
@@ -86,7 +86,7 @@ class PublishedRing(NamedTuple):
     share: float
 
 
-RING_SOURCE = "zhuzilin/ring-flash-attention@01c8baf README.md"
+# zhuzilin/ring-flash-attention@01c8baf README.md
 PUBLISHED_RINGS = (
     PublishedRing(1, "H800", 0.539),
     PublishedRing(2, "H800", 0.902),
@@ -128,7 +128,6 @@ NEMO = {
         SharedOrNot(1048576, 26.5, 536),
     ),
 }
-NEMO_GPUS = {"Llama 3 8B": "B200 SXM", "Llama 7B": "H100 SXM 80GB"}
 
 
 class LongestRun(NamedTuple):

@@ -32,11 +32,7 @@ def draw_longer_runs():
     said = []
     for x, run, rate in zip(at, TORCHTITAN, predicted):
         y = _height(run.tokens_per_second)
-        drawing.path(
-            f"M{x - _DOT:.1f} {y:.1f}a{_DOT} {_DOT} 0 1 0 {2 * _DOT} 0"
-            f"a{_DOT} {_DOT} 0 1 0 {-2 * _DOT} 0z",
-            "accent",
-        )
+        drawing.dots([(x, y)], _DOT, "accent")
         above = run.tokens_per_second > rate  # the line
         beside = (8, -6, "small") if above else (-4, 18, "small end")
         drawing.text(x + beside[0], y + beside[1], f"{run.tokens_per_second:,}", beside[2])

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from coursekit.recordings.races import Run
 from coursekit.recordings.recordings import Row
-from coursekit.topics.mixed_precision.histogram import Sizes
 from coursekit.topics.mixed_precision.trainings import build_model, training_data
 from shardlab.gpt import next_token_loss
 
@@ -70,17 +69,6 @@ def watched_gradients(model: nn.Module, tokens: Tensor, targets: Tensor) -> dict
 
 
 WATCHED = (nn.Linear, nn.LayerNorm, nn.Embedding)
-
-
-def sizes_now(microbatches: int = 4) -> Sizes:
-    """Gradients of activations in a few backwards of a fresh model in fp32, by powers of two."""
-    vocabulary, windows = training_data(seed=0)
-    model = build_model(vocabulary)
-    tensors = []
-    for _, (tokens, targets) in zip(range(microbatches), windows):
-        tensors += watched_gradients(model, tokens, targets)["activations"]
-    binades = count_binades(tensors)
-    return Sizes(binades.first, tuple(binades.counts))
 
 
 def gradients(

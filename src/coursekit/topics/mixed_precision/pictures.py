@@ -2,12 +2,11 @@
 recorded gradients of a small GPT beneath."""
 
 from math import log2
-from pathlib import Path
 
 from coursekit.formulas import evaluate, quantities
-from coursekit.recordings.recordings import nearby
+from coursekit.recordings.recordings import recording_of
 from coursekit.show.drawing import PICTURE_WIDTH, Drawing
-from coursekit.topics.mixed_precision.histogram import WORDS_OF, recorded_sizes
+from coursekit.topics.mixed_precision.histogram import GRADIENT_ROW, WORDS_OF, recorded_sizes
 
 DRAWN_FORMATS = ("fp32", "tf32", "bf16", "fp16", "fp8 e5m2", "fp8 e4m3")
 DRAWN_GRADIENTS = "activations", 150  # of what, after how many steps
@@ -29,9 +28,7 @@ def ranges():
 def recorded_gradients():
     """(the exponent of the smallest recorded gradients, counts from it on, the recording). Raises
     LookupError where there is none."""
-    found, recording = recorded_sizes(nearby(Path(__file__).resolve().parents[4]))
-    if not found:
-        raise LookupError("no recording has gradients: record the group gradients.")
+    found, recording = recorded_sizes([recording_of(GRADIENT_ROW)])
     first, counts = found[DRAWN_GRADIENTS]
     return first, counts, recording
 

@@ -5,11 +5,10 @@ chart["signs"].ends                    # losses after all steps, of three seeds
 chart["signs"].after(12.0, CHART_LINKS[1])   # losses after twelve seconds on a link
 """
 
-from pathlib import Path
 from typing import NamedTuple
 
 from coursekit.formulas import evaluate, quantities
-from coursekit.recordings.recordings import Recording, nearby
+from coursekit.recordings.recordings import recording_of
 
 
 class ChartLink(NamedTuple):
@@ -70,14 +69,6 @@ def loss_at(curve: dict[int, float], step: float) -> float:
         return curve[before]
     share = (step - before) / (min(later) - before)
     return (1 - share) * curve[before] + share * curve[min(later)]
-
-
-def recording_of(name: str) -> Recording:
-    """The newest one that has such a row. Raises LookupError where there is none."""
-    for recording in nearby(Path(__file__).resolve().parents[4]):
-        if recording.find(name):
-            return recording
-    raise LookupError(f"no recording has {name}: record it, as runs.py says.")
 
 
 def recorded_chart() -> dict[str, ChartedWay]:

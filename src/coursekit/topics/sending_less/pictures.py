@@ -1,15 +1,16 @@
 """Still pictures of chapter 16, out of recordings: the loss of ten ways to send less at equal
 steps, and at equal seconds on three links; the loss of large batches."""
 
+from statistics import fmean
 from typing import NamedTuple
 
+from coursekit.recordings.recordings import recording_of
 from coursekit.show.drawing import PICTURE_WIDTH, Drawing
 from coursekit.show.format import format_as
 from coursekit.topics.sending_less.figures import (
     CHART_LINKS,
     recorded_chart,
     recorded_large,
-    recording_of,
     shortest_seconds,
 )
 
@@ -22,10 +23,6 @@ class LossColumn(NamedTuple):
     head: str
     under: str
     losses: dict[str, list[float]]
-
-
-def mean_of_losses(values) -> float:
-    return sum(values) / len(values)
 
 
 def draw_losses(
@@ -53,17 +50,12 @@ def draw_losses(
         for row, one in enumerate(names):
             y, found = _TOP + _ROW * row + 12, losses[one]
             drawing.path(f"M{x(min(found)):.1f} {y}H{x(max(found)):.1f}", "line thick")
-            drawing.path(
-                f"M{x(mean_of_losses(found)) - _DOT:.1f} {y}a{_DOT} {_DOT} 0 1 0 {2 * _DOT} 0"
-                f"a{_DOT} {_DOT} 0 1 0 {-2 * _DOT} 0z",
-                "accent",
-            )
+            drawing.dots([(x(fmean(found)), y)], _DOT, "accent")
     drawing.text(0, bottom + 36, foot, "small soft")
     said = [
         f"{head}, {under}: "
         + ", ".join(
-            f"{one} {mean_of_losses(of):.2f} ({min(of):.2f} to {max(of):.2f})"
-            for one, of in by.items()
+            f"{one} {fmean(of):.2f} ({min(of):.2f} to {max(of):.2f})" for one, of in by.items()
         )
         for head, under, by in columns
     ]

@@ -3,7 +3,14 @@ a GPU then holds at its fullest, and where."""
 
 from coursekit.formulas.presets import MODELS, RECIPES
 from coursekit.show.links import Divides, Product
-from coursekit.show.pictures import Column, MemoryBar, Part, TimelinePicture, memory_parts
+from coursekit.show.pictures import (
+    RANK_PEAK_PARTS,
+    Column,
+    MemoryBar,
+    Part,
+    TimelinePicture,
+    memory_parts,
+)
 from coursekit.show.spec import Choice, Control, Explorer, ExplorerTable, Menu, Say
 from coursekit.show.stops import powers_of_two
 from coursekit.topics.slow_to_fast.rungs import LADDER_BATCH, place_number
@@ -105,16 +112,7 @@ SLOW_TO_FAST = Explorer(
     pictures=(
         MemoryBar(
             "One GPU at its fullest",
-            (
-                *memory_parts(
-                    parameters="rank_parameter_bytes",
-                    optimizer="optimizer_at_rank_peak_bytes",
-                    gradients="gradients_at_rank_peak_bytes",
-                    activations="activations_at_rank_peak_bytes",
-                ),
-                Part("gathered_at_rank_peak_bytes", "gathered", "gathered"),
-                *memory_parts(temporaries="temporaries_at_rank_peak_bytes"),
-            ),
+            RANK_PEAK_PARTS,
             total="rank_peak_bytes",
             capacity="gpu_memory_bytes",
         ),

@@ -1,10 +1,8 @@
 """Still pictures of the page "GPT-2 from slow to fast": the memory ladder by the formulas, and the
 ladder of tokens per second as it was recorded on a GPU."""
 
-from pathlib import Path
-
 from coursekit.formulas.presets import GPUS
-from coursekit.recordings.recordings import nearby
+from coursekit.recordings.recordings import recording_of
 from coursekit.show.drawing import PICTURE_WIDTH, Drawing
 from coursekit.show.format import decimal_bytes, format_as
 from coursekit.topics.slow_to_fast.rungs import LADDER_STEP, climb
@@ -56,17 +54,11 @@ def _parts(categories):
 def recorded_rungs():
     """The newest recording of the ladder of one GPU, and for each rung (name, tokens/s, share of
     the datasheet's rate, bytes at the peak). Raises LookupError where there is none."""
-    for recording in nearby(Path(__file__).resolve().parents[4]):
-        if recording.hardware.kind == "gpu" and (rates := recording.find(_RATE)):
-            return recording, [
-                (
-                    row.case["rung"],
-                    row.value,
-                    *(_same(recording, name, row) for name in (_SHARE, _PEAK)),
-                )
-                for row in rates
-            ]
-    raise LookupError("no recording has the ladder of one GPU: record the group one_gpu.")
+    recording = recording_of(_RATE)
+    return recording, [
+        (row.case["rung"], row.value, *(_same(recording, name, row) for name in (_SHARE, _PEAK)))
+        for row in recording.find(_RATE)
+    ]
 
 
 def _same(recording, name, row):

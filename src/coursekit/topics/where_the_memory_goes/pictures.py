@@ -1,6 +1,7 @@
 """Still pictures of memory: what autograd keeps of an MLP, and the whole GPT with the shape and the
 bytes on every arrow."""
 
+from math import prod
 from typing import NamedTuple
 
 from coursekit.formulas import evaluate, quantities
@@ -138,13 +139,6 @@ def model_parts(found):
     return before, layer, after
 
 
-def elements_of(shape):
-    size = 1
-    for length in shape:
-        size *= length
-    return size
-
-
 def draw_gpt():
     found = drawn_quantities()
     before, layer, after = model_parts(found)
@@ -169,29 +163,29 @@ def draw_gpt():
             middle - wide / 2, y, wide, 30, "parameters pale" if part.weights else "quiet", 4
         )
         drawing.text(middle, y + 20, part.name, "middle small")
-        count = sum(map(elements_of, part.weights))
+        count = sum(map(prod, part.weights))
         if count:
             drawing.text(middle + wide / 2 + 8, y + 13, f"{count:,} parameters", "small")
-            matrix = max(part.weights, key=elements_of)
+            matrix = max(part.weights, key=prod)
             shape = " × ".join(f"{n:,}" for n in matrix)
             drawing.text(middle + wide / 2 + 8, y + 29, f"[{shape}]", "small soft")
         heard.append(f"{part.name}, {count:,} parameters" if count else part.name)
         place[0] = y + 30
 
     drawing.text(middle, 13, "tokens", "middle bold")
-    arrow(lead, 8 * elements_of(lead))
+    arrow(lead, 8 * prod(lead))
     box(before[0])
-    arrow((*lead, *before[0].leaves), element * elements_of((*lead, *before[0].leaves)))
+    arrow((*lead, *before[0].leaves), element * prod((*lead, *before[0].leaves)))
     top = place[0] - 8
     for part in layer:
         box(part)
-        arrow((*lead, *part.leaves), element * elements_of((*lead, *part.leaves)))
+        arrow((*lead, *part.leaves), element * prod((*lead, *part.leaves)))
     drawing.box(1, top, 398, place[0] - top - 25, "frame dashed", 8)
     drawing.text(5, (top + place[0]) / 2, f"× {found['layers']}", "bold")
     heard.append(f"the last eight boxes are a layer, one of {found['layers']}")
     for part in after:
         box(part)
-        arrow((*lead, *part.leaves), element * elements_of((*lead, *part.leaves)))
+        arrow((*lead, *part.leaves), element * prod((*lead, *part.leaves)))
     drawing.text(middle, place[0] + 14, "logits, then the loss", "middle bold")
     words = (
         f"Boxes from top to bottom, with {lead[0]} sequences of {lead[1]:,} tokens in fp32:"

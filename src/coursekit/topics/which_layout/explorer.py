@@ -7,7 +7,7 @@ from coursekit.formulas.registry import BOOK
 from coursekit.planner.layout import FUSED_LOSS
 from coursekit.planner.speeds import BANDWIDTH_SHARE, EXPERTS, SPEEDS, pace, usual_speed
 from coursekit.show.links import AtLeast, AtMost, Back, Divides, Instead, Some
-from coursekit.show.pictures import MemoryBar, Part, memory_parts
+from coursekit.show.pictures import RANK_PEAK_PARTS, MemoryBar, Part
 from coursekit.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
 from coursekit.show.stops import powers_of_two
 
@@ -145,14 +145,7 @@ RANK_OF_ANY_LAYOUT = Explorer(
         MemoryBar(
             "One rank at its fullest",
             (
-                *memory_parts(
-                    parameters="rank_parameter_bytes",
-                    optimizer="optimizer_at_rank_peak_bytes",
-                    gradients="gradients_at_rank_peak_bytes",
-                    activations="activations_at_rank_peak_bytes",
-                ),
-                Part("gathered_at_rank_peak_bytes", "gathered", "gathered"),
-                *memory_parts(temporaries="temporaries_at_rank_peak_bytes"),
+                *RANK_PEAK_PARTS,
                 Part("rank_workspace_bytes", "workspaces", "temporaries"),
                 Part("rank_reserve_bytes", "reserve", "gathered"),
                 Part("rank_context_bytes", "CUDA", "temporaries"),

@@ -46,10 +46,7 @@ def draw_errors(name, title, classes):
         for column, dots in columns.items():
             for row, fitted in enumerate(dots):
                 x, y = _place(0) + _PITCH * column, foot - _PITCH * (row + 0.5)
-                marks[fitted].append(
-                    f"M{x - _DOT:.1f} {y:.1f}a{_DOT} {_DOT} 0 1 0 {2 * _DOT} 0"
-                    f"a{_DOT} {_DOT} 0 1 0 {-2 * _DOT} 0z"
-                )
+                marks[fitted].append((x, y))
         found = [error for error, _ in errors]
         sentences.append(
             f"{label}: {len(judged)} runs that nothing was fitted to, off by {mean:.1f}% on"
@@ -65,8 +62,8 @@ def draw_errors(name, title, classes):
         if tick % 40 == 0:  # closer numbers would meet
             side = "end" if tick == _MOST else "middle"
             drawing.text(_place(tick), top + 8, words, f"small {side}")
-    drawing.path("".join(marks[False]), "accent")
-    drawing.path("".join(marks[True]), "line")
+    drawing.dots(marks[False], _DOT, "accent")
+    drawing.dots(marks[True], _DOT, "line")
     return drawing.svg(
         top + 14,
         "A dot for each run, at the error of its prediction in percent; hollow where constants were"
