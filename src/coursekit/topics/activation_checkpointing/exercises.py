@@ -14,11 +14,6 @@ from shardlab.gpt import Dropout
 topic = Topic(__name__)
 
 
-def _where_it_is(value, sentence):
-    """A property: the answer is this value of the case, which the sentence names."""
-    return lambda found, right, **case: sentence if found == value(**case) else None
-
-
 # --- how many layers in a checkpoint --------------------------------------------------------------
 
 
@@ -53,35 +48,6 @@ def kept_elements(operations, keep, of_input):
     return of_input + sum(elements for name, elements in operations if name in keep)
 
 
-def _kept(which, input_too=True):
-    """The elements of outputs, by (operations, keep), and those of the input."""
-    return lambda operations, keep, of_input: of_input * input_too + sum(which(operations, keep))
-
-
-def _named(operations, keep):
-    return [elements for name, elements in operations if name in keep]
-
-
-def _not_named(operations, keep):
-    return [elements for name, elements in operations if name not in keep]
-
-
-def _of_one_name(operations, keep):
-    return [elements for name, elements in operations if name == keep[0]]
-
-
-def _first_of_each(operations, keep):
-    return [dict(reversed(operations)).get(name, 0) for name in keep]
-
-
-def _last_of_each(operations, keep):
-    return [dict(operations).get(name, 0) for name in keep]
-
-
-def _counted_outputs(operations, keep):
-    return [1 for name, _ in operations if name in keep]
-
-
 selective_kept = topic.exercise(
     "selective_kept",
     kept_elements,
@@ -94,35 +60,6 @@ selective_kept = topic.exercise(
         "a layer, keep its products",
         "a layer, keep products and attention",
         "an MLP, and a kept operator that it does not have",
-    ),
-    properties=tuple(
-        _where_it_is(_kept(which, input_too), sentence)
-        for which, input_too, sentence in (
-            (_of_one_name, True, "that is the first operator of keep alone: add the others."),
-            (_named, False, "the input is kept, too: the second run begins with it."),
-            (
-                _not_named,
-                True,
-                "these are the ones that are recomputed. The policy names what is kept: what is"
-                " expensive.",
-            ),
-            (
-                _not_named,
-                False,
-                "these are recomputed: keep names what is kept, beside the input.",
-            ),
-            (
-                lambda operations, keep: [elements for _, elements in operations],
-                True,
-                "that is all of it: only outputs of the operators in keep are kept.",
-            ),
-            *(
-                (each, True, "an operator comes more than once: each of its outputs is kept.")
-                for each in (_last_of_each, _first_of_each)
-            ),
-            (_counted_outputs, True, "that counts the outputs: add up their elements."),
-            (_counted_outputs, False, "that counts the outputs: add up their elements."),
-        )
     ),
     right="the input, and each output of a kept operator: 10 vectors of a layer, 11 with"
     " attention.",
@@ -434,30 +371,6 @@ def _plan_of(solution, layers, kept, kept_input, work, loss, budget):
     return right if as_good else blocks
 
 
-def _over_the_budget(found, right, layers, kept, kept_input, work, loss, budget):
-    if not isinstance(found, list):
-        return None
-    of = layers, kept, kept_input, work, loss
-    if found == list(range(len(right), layers)):
-        return f"{found} are the blocks that are kept; return the blocks to recompute."
-    if peak_of_blocks(found, *of) <= budget:
-        return (
-            f"{'all or nothing: ' * (len(found) == layers)}blocks {found} fit, and {right} would"
-            " do: the others are recomputed for nothing."
-        )
-    sizes = [kept_input if number in found else kept for number in range(layers)]
-    block = layers - 1  # beside it most is kept
-    said = f"with {f'blocks {found}' if found else 'no block'} recomputed it does not fit"
-    if sum(sizes) + loss > budget:
-        point = f"at the loss all blocks keep {sum(sizes)}, and the loss takes {loss}"
-    else:
-        point = (
-            f"in the middle of backward, at block {block}, those before it keep"
-            f" {sum(sizes[:block])}, and work takes {work}"
-        )
-    return f"{said}: {point}; the budget is {budget}, and the fullest point decides."
-
-
 _BLOCK = dict(kept=16, kept_input=1)
 
 
@@ -484,7 +397,6 @@ blocks_for_a_budget = topic.exercise(
     answer=_plan_of,
     hint="Backward goes from the last block to the first. At each block, what do those"
     " before it keep, and what is at work? One more point is the loss.",
-    properties=(_over_the_budget,),
     right="no more blocks than the fullest point asks for, and not the last one, which spares"
     " nothing while backward is there.",
 )

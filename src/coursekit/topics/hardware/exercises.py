@@ -178,15 +178,6 @@ intensity_of_a_product = topic.exercise(
 # --- the roof -------------------------------------------------------------------------------------
 
 
-def _other_rate(formula, sentence):
-    """A property: the answer is this, or the ceiling where that is lower."""
-    return lambda found, right, flops_per_second, bytes_per_second, intensity: (
-        sentence
-        if same(found, float(formula(flops_per_second, bytes_per_second, intensity)))
-        else None
-    )
-
-
 attainable_rate = topic.exercise(
     "attainable_rate",
     cases=(
@@ -197,54 +188,6 @@ attainable_rate = topic.exercise(
         dict(flops_per_second=4, bytes_per_second=9, intensity=0.5),
     ),
     hint="Memory brings bytes_per_second bytes. How many operations can be done with those?",
-    properties=tuple(
-        _other_rate(formula, sentence)
-        for formula, sentence in (
-            (
-                lambda f, b, i: f,
-                "that is what the arithmetic units could do if the bytes were there. Memory"
-                " delivers intensity x bytes_per_second operations' worth of them in a second.",
-            ),
-            (
-                lambda f, b, i: i * b,
-                "that is what memory delivers; the arithmetic units may be slower than that.",
-            ),
-            (
-                lambda f, b, i: max(f, i * b),
-                "a roof is the lower of the two: what arithmetic allows and what memory delivers.",
-            ),
-            (
-                lambda f, b, i: b / i,
-                "bytes a second over operations a byte is no rate of operations: multiply.",
-            ),
-            (
-                lambda f, b, i: i / b,
-                "operations a byte over bytes a second is no rate of operations: multiply.",
-            ),
-            *(
-                (
-                    rate,
-                    "bytes a second are not operations a second. The intensity belongs to the"
-                    " bandwidth: bytes a second times operations a byte are operations a second.",
-                )
-                for rate in (lambda f, b, i: b, lambda f, b, i: f * i)
-            ),
-            (
-                lambda f, b, i: f / b,
-                "that is the ridge, an intensity, where one roof meets the other. A rate is wanted:"
-                " the lower roof at this intensity.",
-            ),
-            (
-                lambda f, b, i: f / i,
-                "those are the bytes a second that full speed would need. A rate of operations is"
-                " wanted: the lower of two roofs.",
-            ),
-            *(
-                (share, "that is a share of the peak; operations a second are wanted.")
-                for share in (lambda f, b, i: i * b / f, lambda f, b, i: 1)
-            ),
-        )
-    ),
     right="the lower of two roofs: a slope, the bandwidth, and a ceiling, the arithmetic.",
 )
 

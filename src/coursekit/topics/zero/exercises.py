@@ -284,33 +284,6 @@ def before_the_scatter(gradient, world_size, data_parallel, accumulation_steps):
     return gradient / (data_parallel * accumulation_steps)
 
 
-def _times_the_mean(found, right, world_size, data_parallel, accumulation_steps):
-    """The sum beside the mean over all data-parallel ranks and microbatches."""
-    d, k = data_parallel, accumulation_steps
-    known = {
-        d
-        * k: "the reduce-scatter sums, so what comes out is the sum, not the mean. With Adam nobody"
-        " notices for a while: a common factor cancels, until gradients are clipped.",
-        k: f"the {k} means of the microbatches are added up, so the update is {k} times too long.",
-        d: f"the microbatches are averaged, the {d} ranks are summed: divide by the number of"
-        " data-parallel ranks, too.",
-        d / world_size: f"divided by all {world_size} GPUs. Where several of them share one copy of"
-        " the model, they work on the same examples: the mean is over the data-parallel ranks.",
-        k
-        * d
-        / world_size: f"divided by all {world_size} GPUs, and not by the {k} microbatches: the"
-        " mean is over all that is summed, data-parallel ranks times microbatches.",
-        1 / d: "divided twice by the number of ranks: once would do, before the sum or after it.",
-        1 / k: "divided twice by the number of microbatches: once would do.",
-    }
-    near = (said for times, said in known.items() if abs(found - times) < 1e-9)
-    return next(
-        near,
-        f"what comes out is {found:.4g} times the mean over {d} data-parallel ranks and {k}"
-        " microbatches: a sum of so many becomes a mean if it is divided by just as many.",
-    )
-
-
 mean_before_the_scatter = topic.exercise(
     "mean_before_the_scatter",
     before_the_scatter,
@@ -320,7 +293,6 @@ mean_before_the_scatter = topic.exercise(
         for w, d, k in _PLANS
     ),
     answer=_reduced,
-    properties=(_times_the_mean,),
     right="the mean over all that is summed: data-parallel ranks times microbatches.",
 )
 
@@ -559,64 +531,11 @@ def watch_gathered_weights(function, layers, width) -> Kept | str:
     return Kept(after_forward, most, live(), in_forward, len(watched), right, length)
 
 
-def _weights_and_gradients(found, right, layers, width):
-    """Gathered weights that live on, gatherings too many or too few, and wrong gradients."""
-    if found.after_forward_bytes > 0:
-        again = found.gatherings > found.gatherings_in_forward
-        return (
-            f"after forward {found.after_forward_bytes} bytes of gathered weights are there, as if"
-            " nothing were sharded"
-            + (", and backward gathers again" if again else "")
-            + ". Save x and the shard, nothing else, and gather again in backward."
-        )
-    if found.after_backward_bytes > 0:
-        return (
-            f"{found.after_backward_bytes} bytes of gathered weights are left after backward: one"
-            " in ctx lives on. A local name is let go when backward returns."
-        )
-    if found.most_bytes > right.most_bytes:
-        return "two whole weights are there at a time: let one go before the next is gathered."
-    if found.gradients_right == layers and found.gatherings < right.gatherings:
-        return (
-            f"{found.gatherings} gatherings, and {right.gatherings} are needed if no whole weight"
-            " is kept: a copy of one is kept somewhere. Save the shard, and gather again in"
-            " backward."
-        )
-    if found.gradients_right == layers:
-        often = found.gatherings_in_forward, found.gatherings - found.gatherings_in_forward
-        kept = " A copy of a whole weight is kept." if often[1] < layers else ""
-        return (
-            f"{layers} layers gather {often[0]} times in forward and {often[1]} times in backward:"
-            f" each once in both is enough, and what is needed where no whole weight is kept.{kept}"
-        )
-    times = found.last_gradient_over_the_right_one
-    if times == 0:
-        return (
-            "the shard gets no gradient: backward returns ctx.scatter(dy.T @ x) in the second"
-            " place, which is the shard's."
-        )
-    if times != 1:
-        return (
-            f"the gradient of the last layer's shard is {times:g} times the sum over the ranks:"
-            " ctx.scatter(dy.T @ x) is the sum, as it is."
-        )
-    if found.gradients_right:
-        return (
-            "the last layer's gradient is right and earlier ones are wrong, so the gradient of x"
-            " is: forward is x @ weight.T, and backward dy @ weight, with the whole weight."
-        )
-    return (
-        "the gradient of the weight is as long as the right one, and another, such as the"
-        " transposed one: the weight is [out, in], and so is dy.T @ x."
-    )
-
-
 weights_that_stay = topic.exercise(
     "weights_that_stay",
     cases=(dict(layers=3, width=4), dict(layers=6, width=8)),
     words=("3 layers of width 4", "6 layers of width 8"),
     answer=watch_gathered_weights,
     hint="What does ctx keep from forward to backward, and how large is that?",
-    properties=(_weights_and_gradients,),
     right="one gathered weight at a time, gathered twice: once for forward, once for backward.",
 )
