@@ -36,7 +36,7 @@ def test_code_is_not_prose():
         f"```python\n# {bad}\n```\n",
         f"```{{equation}} a\n{bad}\n```\n",
         f"````{{wild}} names\n```json\n{bad}\n```\n````\n",
-        f"```{{shards}} 1\n:ranks: {bad}\n```\n",
+        f"```{{objectives}}\n:lab: {bad}\n```\n",
     ):
         assert prose.stumbles(page) == []
         assert [line for line, *_ in prose.stumbles(page + bad)] == [page.count("\n") + 1]

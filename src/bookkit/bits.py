@@ -15,7 +15,7 @@ from html import escape
 
 from docutils import nodes
 
-from bookkit.cards import CardDirective, add_card, foot, frame, table
+from bookkit.cards import LoneCardDirective, add_card, foot, frame, table
 from coursekit import topics
 from coursekit.show.card import STATUS, labelled, menu
 
@@ -29,12 +29,8 @@ class bits(nodes.General, nodes.Element):
     """The place of the card in a page."""
 
 
-class BitsDirective(CardDirective):
-    required_arguments = 0
-
-    def make(self):
-        self.first_on_this_page(bits)
-        return bits()
+class BitsDirective(LoneCardDirective):
+    kind = bits
 
 
 def card():

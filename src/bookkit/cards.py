@@ -153,6 +153,17 @@ class CardDirective(SphinxDirective):
         return figure
 
 
+class LoneCardDirective(CardDirective):
+    """The directive of a card that stands on a page once, with no choice for the author; `kind` is
+    the class of its node."""
+
+    required_arguments = 0
+
+    def make(self):
+        self.first_on_this_page(self.kind)
+        return self.kind()
+
+
 def add_node(app, kind, html):
     """Make a node known to Sphinx: it is the HTML of `html(node, builder)` in pages, below places
     for the labels that stand above it in the text, and nothing elsewhere."""

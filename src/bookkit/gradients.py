@@ -17,7 +17,7 @@ from pathlib import Path
 from docutils import nodes
 
 from bookkit import cards
-from bookkit.cards import CardDirective, foot, frame, radio_buttons
+from bookkit.cards import LoneCardDirective, foot, frame, radio_buttons
 from coursekit import topics
 from coursekit.recordings.recordings import InvalidRecording, read_all
 from coursekit.show.card import STATUS, labelled, menu
@@ -32,12 +32,11 @@ class gradients(nodes.General, nodes.Element):
     """The place of the card in a page."""
 
 
-class GradientsDirective(CardDirective):
-    required_arguments = 0
+class GradientsDirective(LoneCardDirective):
+    kind = gradients
 
     def make(self):
-        self.first_on_this_page(gradients)
-        return gradients() if _found(self.env)[0] else None
+        return super().make() if _found(self.env)[0] else None
 
 
 def _found(env):

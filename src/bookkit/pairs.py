@@ -1,11 +1,9 @@
 """The ``{pairs}`` directive: a block cut among ranks, forward and backward, live without a server.
 
-    ```{pairs} tensor
-    :ranks: 4
+    ```{pairs}
     ```
 
-The argument is the way that is shown first, the option on how many ranks; the reader chooses
-others. The card is a stepper's (``stepper.py``), ``static/shards.js`` draws what it shows. Moves,
+The reader chooses the way and the number of ranks. The card is a stepper's (``stepper.py``), ``static/shards.js`` draws what it shows. Moves,
 words and numbers are data (``coursekit.topics.tensor_parallelism.steps``): those of the first
 picture stand in the card, the others in a script that is fetched when the reader asks for another.
 Without a script, and on paper, a table says the same moves.
@@ -14,7 +12,8 @@ Without a script, and on paper, a table says the same moves.
 from docutils import nodes
 
 from bookkit import stepper
-from bookkit.cards import radio_buttons
+from bookkit.cards import LoneCardDirective, radio_buttons
+from bookkit.stepper import RANKS
 from coursekit import topics
 
 # The topic whose steps these are, found by what it has.
@@ -22,27 +21,24 @@ _steps = topics.the_one_with("pair_steps", "steps")
 
 SCRIPT = "_static/pair-steps.js"
 IDENT = "pairs"
+WAY = "tensor"  # at first
 
 
 class pairs(nodes.General, nodes.Element):
-    """The place of the card in a page; ``way`` and ``ranks`` are those shown first."""
+    """The place of the card in a page."""
 
 
-class PairsDirective(stepper.SteppedDirective):
-    def make(self):
-        way, ranks = " ".join(self.arguments[0].split()), self.options.get("ranks", 4)
-        _steps.pair_steps(way, ranks)
-        self.first_on_this_page(pairs)
-        return pairs(way=way, ranks=ranks)
+class PairsDirective(LoneCardDirective):
+    kind = pairs
 
 
-def card(way, ranks, source):
+def card(source):
     """The card as HTML, at the sum; `source` is the address of the script with all other
     pictures."""
-    data, steps = _steps.page_data(way, ranks), _steps.pair_steps(way, ranks)
+    data, steps = _steps.page_data(WAY, RANKS), _steps.pair_steps(WAY, RANKS)
     ways = {name: name for name in _steps.PAIR_WAYS}
-    menus = radio_buttons(IDENT, "way", "Parallelism", ways, way)
-    menus += stepper.ranks_buttons(IDENT, _steps.RANKS, ranks)
+    menus = radio_buttons(IDENT, "way", "Parallelism", ways, WAY)
+    menus += stepper.ranks_buttons(IDENT, _steps.RANKS)
     return stepper.frame(
         IDENT,
         data["title"],
@@ -51,10 +47,10 @@ def card(way, ranks, source):
         "Move",
         steps,
         _steps.FIRST_SHOWN,
-        (way, ranks, data),
+        (WAY, RANKS, data),
         source,
-        f"The moves of {_steps.PAIR_WAYS[way].lower()} on {ranks} ranks.",
-        stepper.room_of_shards(ranks),
+        f"The moves of {_steps.PAIR_WAYS[WAY].lower()} on {RANKS} ranks.",
+        stepper.ROOM_OF_SHARDS,
     )
 
 
@@ -65,5 +61,5 @@ def script():
 
 
 def setup(app):
-    shown = lambda node, source: card(node["way"], node["ranks"], source)
+    shown = lambda node, source: card(source)
     stepper.add_card(app, pairs, PairsDirective, "shards", SCRIPT, script, shown)

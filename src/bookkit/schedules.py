@@ -12,9 +12,8 @@ run.
     ```
 
 The argument is the title for readers who hear the figure; each line is a key of SCHEDULES and
-settings that this grid alone has. A forward, and each half of a backward, takes a rank one unit
-unless ``:forward:``, ``:input:`` or ``:weight:`` say otherwise; a message takes ``:transfer:``
-units. All grids have one time axis. Forwards before a rank's first backward are filled. The
+settings that this grid alone has. A forward, and each half of a backward, takes a rank one unit; a
+message takes ``:transfer:`` units. All grids have one time axis. Forwards before a rank's first backward are filled. The
 figure is SVG, made while the book is built by ``shardlab.pipelines.simulation``.
 """
 
@@ -72,8 +71,9 @@ class Grid(NamedTuple):
         ]
 
 
-def simulated(line: str, sizes: dict, units: dict) -> Grid:
-    """The grid of a line; `sizes` are ranks and microbatches, `units` the costs."""
+def simulated(line: str, sizes: dict, transfer: Fraction | int = 0) -> Grid:
+    """The grid of a line; `sizes` are ranks and microbatches, `transfer` the units that a message
+    takes."""
     words = line.split()
     settings = {
         name: int(value) for name, _, value in (w.partition("=") for w in words if "=" in w)
@@ -82,8 +82,8 @@ def simulated(line: str, sizes: dict, units: dict) -> Grid:
     given = {**sizes, **settings}
     stages = given.get("stages_per_rank", 2 if name == "interleaved 1F1B" else 1)
     plan = schedule(name, **given)
-    costs = {part: Fraction(units[part], stages) for part in ("forward", "input", "weight")}
-    timeline = simulate(plan, Costs(**costs, transfer=units["transfer"]))
+    costs = dict.fromkeys(("forward", "input", "weight"), Fraction(1, stages))
+    timeline = simulate(plan, Costs(**costs, transfer=transfer))
     said = ", ".join(f"{key} = {value}" for key, value in settings.items())
     return Grid(f"{name}, {said}" if said else name, given["ranks"], timeline, in_flight(plan))
 
@@ -228,15 +228,14 @@ class SchedulesDirective(CardDirective):
     option_spec = {
         "ranks": directives.positive_int,
         "microbatches": directives.positive_int,
-        **dict.fromkeys(("forward", "input", "weight", "transfer"), Fraction),
+        "transfer": Fraction,
     }
 
     def make(self):
         self.assert_has_content()
         sizes = {name: self.options.get(name, 4) for name in ("ranks", "microbatches")}
-        units = {name: self.options.get(name, 1) for name in ("forward", "input", "weight")}
-        units["transfer"] = self.options.get("transfer", 0)
-        grids = [simulated(line, sizes, units) for line in self.content if line.strip()]
+        transfer = self.options.get("transfer", 0)
+        grids = [simulated(line, sizes, transfer) for line in self.content if line.strip()]
         ident = f"schedules-{self.env.new_serialno('schedules')}"
         made = drawing(" ".join(self.arguments[0].split()), grids, ident)
         return nodes.raw("", made, format="html")

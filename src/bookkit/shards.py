@@ -1,22 +1,20 @@
 """The ``{shards}`` directive: who holds which shard under ZeRO, move by move, live without a
 server.
 
-    ```{shards} 1
-    :ranks: 4
+    ```{shards}
     ```
 
-The argument is the stage that is shown first, the option on how many ranks; the reader chooses
-others, and one or two microbatches. The card is a stepper's (``stepper.py``), ``static/shards.js``
+The reader chooses the stage, the number of ranks, and one or two microbatches. The card is a stepper's (``stepper.py``), ``static/shards.js``
 draws what it shows. Moves, words and numbers are data (``coursekit.topics.zero.steps``): those of
 the first picture stand in the card, the others in a script that is fetched when the reader asks for
 another. Without a script, and on paper, a table says the same moves.
 """
 
 from docutils import nodes
-from docutils.parsers.rst import directives
 
 from bookkit import stepper
-from bookkit.cards import radio_buttons
+from bookkit.cards import LoneCardDirective, radio_buttons
+from bookkit.stepper import RANKS
 from coursekit import topics
 
 # The topic whose steps these are, found by what it has.
@@ -24,30 +22,26 @@ _steps = topics.the_one_with("shard_steps", "steps")
 
 SCRIPT = "_static/shard-steps.js"
 IDENT = "shards"
+STAGE = 1  # at first
 
 
 class shards(nodes.General, nodes.Element):
-    """The place of the card in a page; ``stage`` and ``ranks`` are those shown first."""
+    """The place of the card in a page."""
 
 
-class ShardsDirective(stepper.SteppedDirective):
-    def make(self):
-        stage = directives.nonnegative_int(self.arguments[0])
-        ranks = self.options.get("ranks", 4)
-        _steps.shard_steps(stage, ranks, 1)
-        self.first_on_this_page(shards)
-        return shards(stage=stage, ranks=ranks)
+class ShardsDirective(LoneCardDirective):
+    kind = shards
 
 
-def card(stage, ranks, source):
+def card(source):
     """The card as HTML, at the update; `source` is the address of the script with all other
     pictures."""
-    data, steps = _steps.page_data(stage, ranks, 1), _steps.shard_steps(stage, ranks, 1)
+    data, steps = _steps.page_data(STAGE, RANKS, 1), _steps.shard_steps(STAGE, RANKS, 1)
     stages = {f"stage {number}": number for number in range(4)}
     counts = {_steps.name_of(0, count).partition(", ")[2]: count for count in _steps.MICROBATCHES}
     menus = (
-        radio_buttons(IDENT, "stage", "Stage", stages, f"stage {stage}")
-        + stepper.ranks_buttons(IDENT, _steps.RANKS, ranks)
+        radio_buttons(IDENT, "stage", "Stage", stages, f"stage {STAGE}")
+        + stepper.ranks_buttons(IDENT, _steps.RANKS)
         + radio_buttons(IDENT, "microbatches", "Microbatches in a step", counts, next(iter(counts)))
     )
     return stepper.frame(
@@ -57,11 +51,11 @@ def card(stage, ranks, source):
         menus,
         "Move",
         steps,
-        _steps.first_number(stage, 1),
-        (_steps.name_of(stage, 1), ranks, data),
+        _steps.first_number(STAGE, 1),
+        (_steps.name_of(STAGE, 1), RANKS, data),
         source,
-        f"The moves of a training step in stage {stage} on {ranks} ranks.",
-        stepper.room_of_shards(ranks),
+        f"The moves of a training step in stage {STAGE} on {RANKS} ranks.",
+        stepper.ROOM_OF_SHARDS,
     )
 
 
@@ -82,5 +76,5 @@ def script():
 
 
 def setup(app):
-    shown = lambda node, source: card(node["stage"], node["ranks"], source)
+    shown = lambda node, source: card(source)
     stepper.add_card(app, shards, ShardsDirective, "shards", SCRIPT, script, shown)

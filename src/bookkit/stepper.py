@@ -1,11 +1,10 @@
 """The ``{stepper}`` directive: a collective drawn step by step, live without a server.
 
     ```{stepper} ring all-reduce
-    :ranks: 4
     ```
 
-The argument is the collective that is shown first, the option on how many ranks; the reader chooses
-others. The card has the look and the habits of an explorer (``explorer.py``). Moves and words are
+The argument is the collective that is shown first, on four ranks; the reader chooses others. The
+card has the look and the habits of an explorer (``explorer.py``). Moves and words are
 data (``coursekit.topics.collectives.steps``): those of the first picture stand in the card, the
 others in one script that is fetched when the reader asks for another. ``stepper.js`` steps,
 ``chunks.js`` draws, in a notebook, too. Without a script, and on paper, a table says the same
@@ -16,7 +15,6 @@ import json
 from html import escape
 
 from docutils import nodes
-from docutils.parsers.rst import directives
 
 from bookkit import cards
 from coursekit import topics
@@ -33,36 +31,31 @@ from coursekit.topics.collectives.stepper import (
 _steps = topics.the_one_with("stepper_steps", "steps")
 
 SCRIPT = "_static/collective-steps.js"
+RANKS = 4  # at first, in each card of this kind
+ROOM_OF_SHARDS = "min-height:204px"  # of shards.js' picture of so many ranks
 
 
 class stepper(nodes.General, nodes.Element):
-    """The place of a stepper in a page; ``name`` is a key of COLLECTIVES, ``ranks`` is in RANKS."""
+    """The place of a stepper in a page; ``name`` is a key of COLLECTIVES."""
 
 
-class SteppedDirective(cards.CardDirective):
-    """A card that goes step by step, on as many ranks as its option says."""
-
-    option_spec = {"ranks": directives.nonnegative_int}
-
-
-class StepperDirective(SteppedDirective):
+class StepperDirective(cards.CardDirective):
     def make(self):
-        name, ranks = " ".join(self.arguments[0].split()), self.options.get("ranks", 4)
-        _steps.stepper_steps(name, ranks)
+        name = self.argument(_steps.COLLECTIVES)
         self.first_on_this_page(stepper, name)
-        return stepper(name=name, ranks=ranks)
+        return stepper(name=name)
 
 
 # --- the card -------------------------------------------------------------------------------------
 
 
-def card(name, ranks, source):
+def card(name, source):
     """The stepper as HTML, at its first step; `source` is the address of the script with all the
     others."""
-    ident, steps = stepper_ident(name), _steps.stepper_steps(name, ranks)
-    data = _steps.page_data(name, ranks)
+    ident, steps = stepper_ident(name), _steps.stepper_steps(name, RANKS)
+    data = _steps.page_data(name, RANKS)
     menus = menu(f"{ident}-name", "Collective", list(_steps.COLLECTIVES), name)
-    menus += ranks_buttons(ident, _steps.RANKS, ranks)
+    menus += ranks_buttons(ident, _steps.RANKS)
     return frame(
         ident,
         stepper_title(name),
@@ -71,16 +64,11 @@ def card(name, ranks, source):
         "Step",
         steps,
         1,
-        (name, ranks, data),
+        (name, RANKS, data),
         source,
-        f"The steps of {_a(name)} on {ranks} ranks.",
+        f"The steps of {_a(name)} on {RANKS} ranks.",
         stepper_room(data),
     )
-
-
-def room_of_shards(ranks):
-    """The height of shards.js' picture."""
-    return f"min-height:{44 + ranks * (29 if ranks > 5 else 40)}px"
 
 
 def frame(
@@ -97,8 +85,8 @@ def frame(
     return cards.frame(ident, "explorer stepper", "stepper", heading, inside, attributes)
 
 
-def ranks_buttons(ident, choices, chosen):
-    return cards.radio_buttons(ident, "n", "Ranks", {n: n for n in choices}, chosen)
+def ranks_buttons(ident, choices):
+    return cards.radio_buttons(ident, "n", "Ranks", {n: n for n in choices}, RANKS)
 
 
 def table(steps, caption):
@@ -142,5 +130,5 @@ def add_card(app, node_class, directive, kind, path, script, card):
 
 
 def setup(app):
-    shown = lambda node, source: card(node["name"], node["ranks"], source)
+    shown = lambda node, source: card(node["name"], source)
     add_card(app, stepper, StepperDirective, "chunks", SCRIPT, script, shown)

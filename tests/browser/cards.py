@@ -18,8 +18,8 @@ from coursekit.topics.zero.steps import name_of, shard_steps
 CARDS = {
     "bits": "{bits}",
     "gradients": "{gradients}",
-    "pairs": "{pairs} tensor",
-    "shards": "{shards} 1",
+    "pairs": "{pairs}",
+    "shards": "{shards}",
     "stepper": "{stepper} ring all-reduce",
 }
 

@@ -177,7 +177,7 @@ def test_the_weight_of_a_stepper():
     assert (
         own
         + max(
-            len(stepper.card(name, 4, "../_static/collective-steps.js").encode())
+            len(stepper.card(name, "../_static/collective-steps.js").encode())
             for name in COLLECTIVES
         )
         < 25_000

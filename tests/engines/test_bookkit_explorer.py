@@ -148,12 +148,12 @@ def test_a_wrong_name_and_a_second_card_are_warnings(build):
 
 # (makes the card and its steps, of what, the step that is shown at first)
 CARDS = {
-    "shards": (shards.card, shard_steps, (1, 4), (1, 4, 1), 10),
-    "pairs": (pairs.card, pair_steps, ("tensor", 4), ("tensor", 4), FIRST_SHOWN),
+    "shards": (shards.card, shard_steps, (), (1, 4, 1), 10),
+    "pairs": (pairs.card, pair_steps, (), ("tensor", 4), FIRST_SHOWN),
     "tiles": (frames.card, tile_steps, ("online softmax",), (2,), 1),
     "dispatch": (frames.card, dispatch_steps, ("to the experts and back",), (1,), 1),
     "blocks": (frames.card, block_steps, ("blocks of attention",), (2,), 1),
-    **{name: (stepper.card, stepper_steps, (name, 5), (name, 5), 1) for name in COLLECTIVES},
+    **{name: (stepper.card, stepper_steps, (name,), (name, 4), 1) for name in COLLECTIVES},
 }
 
 

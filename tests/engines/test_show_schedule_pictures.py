@@ -53,21 +53,20 @@ def test_messages_and_a_slow_rank_are_simulated():
 
 
 GRID = dict(ranks=4, microbatches=8)
-UNITS = dict(forward=1, input=1, weight=1, transfer=0)
 
 
 @from_told("line, words")
 def test_a_grid_in_words(line, words):
     """Must catch: a share of one rank; settings of one line that the next line has, too; a stage of
     an interleaved rank as long as the rank's whole."""
-    said = sentence(simulated(line, GRID, UNITS))
+    said = sentence(simulated(line, GRID))
     assert words in said.replace("26.3", "26.25")
 
 
 def test_boxes_are_to_scale():
     """Must catch: a scale for each grid; boxes of an action that is not there; a box whose place is
     told from the beginning of another row."""
-    grids = [simulated(name, GRID, UNITS) for name in ("1F1B", "zero-bubble H1")]
+    grids = [simulated(name, GRID) for name in ("1F1B", "zero-bubble H1")]
     made = drawing("title", grids, "here")
     scales = re.findall(rf'<g transform="translate\({LEFT} 0\) scale\(([\d.]+) 1\)">', made)
     assert scales == [f"{(WIDTH - LEFT - RIGHT) / 33:.4f}"] * 2
