@@ -3,10 +3,11 @@
     ```{pairs}
     ```
 
-The reader chooses the way and the number of ranks. The card is a stepper's (``stepper.py``), ``static/shards.js`` draws what it shows. Moves,
-words and numbers are data (``coursekit.topics.tensor_parallelism.steps``): those of the first
-picture stand in the card, the others in a script that is fetched when the reader asks for another.
-Without a script, and on paper, a table says the same moves.
+The reader chooses the way and the number of ranks. The card is a stepper's (``stepper.py``),
+``static/shards.js`` draws what it shows. Moves, words and numbers are data
+(``coursekit.topics.tensor_parallelism.steps``): those of the first picture stand in the card, the
+others in a script that is fetched when the reader asks for another. Without a script, and on paper,
+a table says the same moves.
 """
 
 from docutils import nodes

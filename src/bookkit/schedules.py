@@ -13,8 +13,9 @@ run.
 
 The argument is the title for readers who hear the figure; each line is a key of SCHEDULES and
 settings that this grid alone has. A forward, and each half of a backward, takes a rank one unit; a
-message takes ``:transfer:`` units. All grids have one time axis. Forwards before a rank's first backward are filled. The
-figure is SVG, made while the book is built by ``shardlab.pipelines.simulation``.
+message takes ``:transfer:`` units. All grids have one time axis. Forwards before a rank's first
+backward are filled. The figure is SVG, made while the book is built by
+``shardlab.pipelines.simulation``.
 """
 
 from fractions import Fraction

@@ -4,10 +4,11 @@ server.
     ```{shards}
     ```
 
-The reader chooses the stage, the number of ranks, and one or two microbatches. The card is a stepper's (``stepper.py``), ``static/shards.js``
-draws what it shows. Moves, words and numbers are data (``coursekit.topics.zero.steps``): those of
-the first picture stand in the card, the others in a script that is fetched when the reader asks for
-another. Without a script, and on paper, a table says the same moves.
+The reader chooses the stage, the number of ranks, and one or two microbatches. The card is a
+stepper's (``stepper.py``), ``static/shards.js`` draws what it shows. Moves, words and numbers are
+data (``coursekit.topics.zero.steps``): those of the first picture stand in the card, the others in
+a script that is fetched when the reader asks for another. Without a script, and on paper, a table
+says the same moves.
 """
 
 from docutils import nodes

@@ -4,11 +4,10 @@
     ```
 
 The argument is the collective that is shown first, on four ranks; the reader chooses others. The
-card has the look and the habits of an explorer (``explorer.py``). Moves and words are
-data (``coursekit.topics.collectives.steps``): those of the first picture stand in the card, the
-others in one script that is fetched when the reader asks for another. ``stepper.js`` steps,
-``chunks.js`` draws, in a notebook, too. Without a script, and on paper, a table says the same
-steps.
+card has the look and the habits of an explorer (``explorer.py``). Moves and words are data
+(``coursekit.topics.collectives.steps``): those of the first picture stand in the card, the others
+in one script that is fetched when the reader asks for another. ``stepper.js`` steps, ``chunks.js``
+draws, in a notebook, too. Without a script, and on paper, a table says the same steps.
 """
 
 import json
