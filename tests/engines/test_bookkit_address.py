@@ -14,10 +14,9 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from packaging.requirements import Requirement
 from programs import ran
 from small_books import ROOT, WHEEL, real_book
-from told import cells, from_told
 
 from bookkit import address
-from bookkit.address import InvalidAddress, resolve_address
+from bookkit.address import resolve_address
 from bookkit.build import build_book
 from bookkit.learner import INSTALL_CELL, has_tag, learner_edition
 from coursekit.recordings.recordings import read_all
@@ -202,15 +201,6 @@ def test_downloads_work_from_a_disk(browser, without_address):
         assert download.value.suggested_filename == name
         assert download.value.failure() is None
     tab.close()
-
-
-@from_told("key, value, sentence", cells)
-def test_a_wrong_address_gets_one_clear_sentence(key, value, sentence):
-    """Must catch: a misspelt key passed over in silence; a value that would break links or the
-    install cell."""
-    with pytest.raises(InvalidAddress, match="_address.yml") as caught:
-        resolve_address({key: value}, {})
-    assert sentence in str(caught.value)
 
 
 def run_install_cell(

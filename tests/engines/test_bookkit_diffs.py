@@ -8,7 +8,7 @@ import pytest
 from small_books import builder
 from told import from_told
 
-from bookkit.diffs import coloured, compare, diff, source_of
+from bookkit.diffs import coloured, compare, source_of
 
 CODE = '''
 import abc
@@ -113,12 +113,6 @@ def test_what_cannot_be_compared_stops_the_build(build, change, sentence):
     silence."""
     html, warnings = build(PAGE.replace(*change))
     assert sentence in warnings and "index.md:3" in warnings and "highlight-diff" not in html
-
-
-def test_broken_source():
-    """Mutation: no refusal of a method of what has none."""
-    with pytest.raises(ValueError):
-        diff(CODE, "alone.end", "First")
 
 
 def test_another_file(build, tmp_path):
