@@ -47,8 +47,7 @@ def read_words(node) -> int:
     if isinstance(node, (nodes.math, nodes.math_block)):
         return 1
     if isinstance(node, source_diff):
-        code = (line for kind, line in node["lines"] if kind != "gap")
-        return sum(len(WORD.findall(re.sub("<[^>]+>", "", line))) for line in code)
+        return sum(len(WORD.findall(re.sub("<[^>]+>", "", line))) for _, line in node["lines"])
     kinds = {*node.get("classes", ()), node.get("design_component")}
     if kinds & UNREAD or isinstance(node, (fold, nodes.raw, nodes.Invisible)):
         return 0

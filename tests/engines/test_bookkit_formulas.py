@@ -108,7 +108,7 @@ def book(build_once):
         equations=f"---\norphan: true\n---\n{equations}",
         sheet="---\norphan: true\n---\n# Sheet\n\n```{formula-sheet}\n```\n",
     )
-    assert not warnings
+    assert not warnings and 'href="sheet.html#formula-states-bytes"' in pages["index"]
     return pages
 
 
@@ -199,15 +199,10 @@ def test_an_equation_in_a_book_without_a_sheet(build):
 # --- the sheet ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def sheet(book):
-    assert 'href="sheet.html#formula-states-bytes"' in book["index"]
-    return book["sheet"]
-
-
 @pytest.mark.slow
-def test_the_sheet_holds_everything(sheet):
+def test_the_sheet_holds_everything(book):
     """Mutation: skip a module, or the formulas that have no test yet."""
+    sheet = book["sheet"]
     for name, formula in BOOK.formulas.items():
         begins = rf'<div class="[^"]*formula[^"]*" id="{anchor(name)}">'
         ends = r'</div>\s*(?=<div class="[^"]*formula|</section>)'
@@ -257,12 +252,14 @@ def test_sheets_that_forget_or_repeat_are_warnings(build):
 
 
 @pytest.mark.slow
-def test_the_sheets_numbers_of_recipes_and_gpus(sheet):
+def test_the_sheets_numbers_of_recipes_and_gpus(book):
     """Mutation: say yes for all; swap the two columns; bytes of all parameters for recipes that
     train adapters alone."""
 
     def cells(name):
-        row = re.search(rf"<tr[^>]*><td><p>{re.escape(name)}</p></td>(.*?)</tr>", sheet, re.S)
+        row = re.search(
+            rf"<tr[^>]*><td><p>{re.escape(name)}</p></td>(.*?)</tr>", book["sheet"], re.S
+        )
         return re.findall(r"<p>(.*?)</p>", row[1], re.S)
 
     for recipe in RECIPES.values():
