@@ -154,7 +154,7 @@ class CardDirective(SphinxDirective):
 
 
 class LoneCardDirective(CardDirective):
-    """The directive of a card that stands on a page once, with no choice for the author; `kind` is
+    """The directive of a card that is on a page once, with no choice for the author; `kind` is
     the class of its node."""
 
     required_arguments = 0
