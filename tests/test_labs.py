@@ -78,6 +78,7 @@ def rerun(lab: Path) -> tuple[int, list[str], str]:
         [
             *(sys.executable, "-m", "pytest", lab.name, "--nbval-lax", "--nbval-current-env"),
             *("--nbval-cell-timeout", str(CELL_TIMEOUT_SECONDS), "--junit-xml", report.name),
+            *("--nbval-kernel-startup-timeout", str(CELL_TIMEOUT_SECONDS)),
             *("--rootdir", ".", "-c", os.devnull, "-p", "no:cacheprovider"),
             *("-p", "nbval_of_what_is_kept", "--color=no", "--tb=short", "-q"),
         ],
