@@ -212,11 +212,11 @@ class Layout:
     def _joined(self, own: list[HeldElements], files, key, dtype) -> Tensor:
         result = torch.zeros(own[0].tensor.numel(), dtype=dtype)
         for one in own:
-            missing = len(one.places)
+            found = torch.zeros(len(result), dtype=torch.bool)  # an element may be in two files
             for file, chunk, there, here in self.sources(one):
                 result[here] = files[file][chunk][key][there]
-                missing -= there.stop - there.start
-            if missing:
+                found[here] = True
+            if missing := len(one.places) - int(found.sum()):
                 raise Damaged(f"{one.name}: {missing:,} elements are nowhere.")
         return result.view(own[0].tensor.shape)
 
