@@ -24,10 +24,11 @@ from torch import nn
 
 from coursekit.formulas import evaluate
 from coursekit.recordings.races import Result
+from coursekit.topics.data_parallelism.ladder import Bucketed, PerTensor
 from ranklab.measure.links import Link, fit_link
 from ranklab.ranks import ranks
 from ranklab.ranks.links import LinksUnavailable, two_hosts
-from shardlab.data_parallel import Bucketed, DistributedDataParallel, PerTensor
+from shardlab.data_parallel import DistributedDataParallel
 from shardlab.zero import shard
 from shardlab.zero.hardened.flat import Native, best_collectives
 

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.nn import utils
 from torch.optim import SGD
 
+from coursekit.topics.data_parallelism.ladder import Bucketed, ParameterServer, PerTensor
 from ranklab.measure.communication import CommunicationLog
 from shardlab import data_parallel, zero
-from shardlab.data_parallel import Bucketed, DistributedDataParallel, ParameterServer, PerTensor
+from shardlab.data_parallel import DistributedDataParallel
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mixed_precision import MasterWeights
 from shardlab.pipelines.hardened.pipeline import Pipeline

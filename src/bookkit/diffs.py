@@ -1,6 +1,6 @@
 """Changes from one class or function to the next, computed from the source while the book is built.
 
-    ```{source-diff} ../src/shardlab/data_parallel/ladder.py
+    ```{source-diff} ../src/coursekit/topics/data_parallelism/ladder.py
     :from: PerTensor
     :to: Bucketed
 

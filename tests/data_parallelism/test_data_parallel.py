@@ -13,17 +13,12 @@ from refusals import said_by
 from solved import Given
 from torch import nn
 
+from coursekit.topics.data_parallelism.ladder import Bucketed, ParameterServer, PerTensor
 from ranklab.measure.communication import CommunicationLog
 from ranklab.measure.ledger import Ledger
 from ranklab.measure.trace import trace_step
 from shardlab import collectives
-from shardlab.data_parallel import (
-    Bucketed,
-    DistributedDataParallel,
-    ParameterServer,
-    PerTensor,
-    make_buckets,
-)
+from shardlab.data_parallel import DistributedDataParallel, make_buckets
 from shardlab.data_parallel.buckets import OwnMemory
 
 SMALL = 150  # bytes: several buckets in every model here

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from plainly import CLOSE, assert_close, batch, model, part, sgd, train, trained
 from pretended.step import Step, watched
 
+from coursekit.topics.data_parallelism import ladder
 from ranklab.measure.ledger import Ledger
 from shardlab import (
     collective_plans,
@@ -64,7 +65,8 @@ def data_parallel_as(kind: str) -> Step:
     buckets = kind in ("core", "Bucketed", "DistributedDataParallel")
     options = dict(bucket_bytes=BUCKET_BYTES) if buckets else {}
     by_core = data_parallel.core.DistributedDataParallel
-    replica = (by_core if kind == "core" else getattr(data_parallel, kind))(net, **options)
+    ways = {**vars(data_parallel), **vars(ladder), "core": by_core}
+    replica = ways[kind](net, **options)
     step = train(lambda: next_token_loss(replica(tokens), tokens).backward(), sgd(net.parameters()))
     if kind != "ParameterServer" or dist.get_rank() == 0:  # the server's, until the next forward
         assert_close(dict(net.named_parameters()), trained())

@@ -2,19 +2,16 @@
 
     core.py      the idea on a page: buckets that leave while backward still runs
     buckets.py   what a bucket sends, and what GPUs need not copy
-    ladder.py    four steps from a central server to it, for any model; refuses what it cannot do
+    replicas.py  the core for any module; refuses what it cannot do
 
-The names of ladder.py are the package's. Its last step is a subclass of the core.
+The steps that lead to it, from a central server on, are in coursekit/topics/data_parallelism.
 """
 
-from .ladder import (
+from .replicas import (
     BUCKET_BYTES,
-    Bucketed,
     CannotReplicate,
     DistributedDataParallel,
     FlatBucket,
-    ParameterServer,
-    PerTensor,
     Replicas,
     make_buckets,
 )

@@ -2,7 +2,7 @@
 Messages and bytes are exact. Times are those of events (timeline.py): a bucket leaves when its
 gradients are there and the bucket before it is done, around one ring.
 
-What is counted is shardlab/data_parallel/ladder.py. Where not all parameters are trained, give
+What is counted is shardlab/data_parallel and ladder.py. Where not all parameters are trained, give
 `parameter_tensors` and `gradient_bytes` of those that are. The buckets of layers count as equal;
 for another list give `equal_buckets`, `equal_bucket_bytes`, `last_bytes` and `last_messages`.
 """

@@ -1,13 +1,6 @@
-"""Data parallelism in four steps, from a central server to sums that travel during backward.
+"""Data parallelism, hardened: the core's backward, for any module, and refusals.
 
-    ParameterServer            gradients go to rank 0, parameters come back: everything passes the
-                               link of rank 0
-    PerTensor                  after backward, one all-reduce for each parameter
-    Bucketed                   after backward, few large all-reduces instead of many small ones
-    DistributedDataParallel    a bucket leaves as soon as its gradients are there, and backward goes
-                               on
-
-All are used as core.py says: after loss.backward() .grad is the mean, with nothing else to call.
+Used as core.py says: after loss.backward() .grad is the mean, with nothing else to call.
 
 The mean over ranks is the gradient of the whole batch if every rank's loss is a mean over equally
 many examples, or, with padding, a sum over the ranks' average count. Each rank divides its gradient
@@ -35,31 +28,24 @@ All ranks run backward equally often, each with a parameter in it, without creat
 PyTorch, autograd.grad gives a rank its own gradients. Buckets: Li et al. 2020 (arXiv 2006.15704).
 """
 
-from collections.abc import Iterable
-from weakref import ref
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .. import collectives
-from ..collective_plans import Move, Plan
 from ..common.agreement import CannotReplicate, check_replicable, hand_out
 from ..common.backward import BackwardListener
 from ..common.collective_wire import has_mean
 from ..common.shards import replicas_of
-from ..common.torch_internals import at_end_of_backward, tree_leaves, version
+from ..common.torch_internals import tree_leaves
 from ..experts.core_parallel import count_everywhere
 from . import core
 from .buckets import FlatBucket, OwnMemory, join_the_rest
 from .core import BUCKET_BYTES, make_buckets
 
-SERVER = 0
-
 
 class Replicas(BackwardListener, nn.Module):
-    """One copy of the module on each rank, with the same values at the start. The base class of all
-    four steps; it listens to each backward."""
+    """One copy of the module on each rank, with the same values at the start. The base class of
+    whatever averages gradients after a backward or in it: it listens to each."""
 
     knows_experts = False  # which other ranks have than those that have all the rest
 
@@ -112,93 +98,6 @@ class Replicas(BackwardListener, nn.Module):
             "replicas are neither copied nor pickled: copy or save model.module, and make replicas"
             " of that."
         )
-
-
-class ParameterServer(Replicas):
-    """Rank 0 is the server: before forward all ranks fetch its parameters, after backward it
-    receives their gradients. The other ranks then drop their gradients, so their optimizers do
-    nothing and keep no states."""
-
-    def forward(self, *inputs, **named):
-        fetch = [[Move(SERVER, rank, 0, "=")] for rank in range(1, self.n)]
-        for parameter in self.trained:
-            self.send(fetch, parameter)
-        return super().forward(*inputs, **named)
-
-    def backward_ends(self):
-        push = [[Move(rank, SERVER, 0, "+=")] for rank in range(1, self.n)]
-        for parameter in reversed(self.trained):
-            self.mean_to_sum(parameter)  # no gradient arrived
-            bucket = FlatBucket([parameter], self.n)
-            self.send(push, bucket.flat)
-            bucket.settle()
-            if dist.get_rank(self.group) != SERVER:
-                parameter.grad = None
-            self.means.add(parameter)
-
-    def listen_to(self, parameters: Iterable[nn.Parameter]):
-        super().listen_to(parameters)
-        self.means: set[nn.Parameter] = set()  # whose gradient on the server is a mean
-        server = ref(self)  # the hooks do not keep it alive
-        for parameter in self.trained:
-            parameter.register_hook(lambda _, p=parameter: server() and server().gradient_comes(p))
-
-    def gradient_comes(self, parameter: nn.Parameter):
-        """A gradient will be added to .grad, or autograd.grad returns it and nothing is added."""
-        mean = parameter.grad
-        self.mean_to_sum(parameter)
-        if (total := parameter.grad) is not mean:
-            as_it_was = version(total)
-
-            def put_back_the_mean():
-                if parameter.grad is total and version(total) == as_it_was:
-                    parameter.grad = mean
-                    self.means.add(parameter)
-
-            at_end_of_backward(put_back_the_mean)
-
-    @torch.no_grad()
-    def mean_to_sum(self, parameter: nn.Parameter):
-        """Before a new gradient is added to an old mean, which only the server has: the next
-        division includes the mean, so multiply it first."""
-        if parameter in self.means and parameter.grad is not None:
-            parameter.grad = parameter.grad * self.n
-        self.means.discard(parameter)
-
-    def send(self, plan: Plan, tensor: Tensor):
-        flat = collectives.wire(tensor, self.group)
-        collectives.run(plan, [flat], self.group)
-        collectives.land(flat, tensor)
-
-
-class PerTensor(Replicas):
-    """After backward, an all-reduce for each parameter: every rank then has the mean."""
-
-    def backward_ends(self):
-        for parameter in reversed(self.trained):
-            bucket = FlatBucket([parameter], self.n)
-            bucket.all_reduce(self.group)
-            bucket.finish()
-
-
-class Bucketed(Replicas):
-    """After backward, an all-reduce for each bucket of `bucket_bytes` or more: one latency for many
-    parameters."""
-
-    def __init__(
-        self,
-        module: nn.Module,
-        bucket_bytes: int = BUCKET_BYTES,
-        group: dist.ProcessGroup | None = None,
-    ):
-        super().__init__(module, group, bucket_bytes=bucket_bytes)
-        self.buckets = make_buckets(reversed(self.trained), bucket_bytes)
-
-    def backward_ends(self):
-        for parameters in self.buckets:
-            bucket = FlatBucket(parameters, self.n)
-            bucket.all_reduce(self.group)
-            bucket.finish()
 
 
 class DistributedDataParallel(core.DistributedDataParallel, Replicas):
