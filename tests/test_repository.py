@@ -73,14 +73,15 @@ NO_TORCH = (
     "shardlab/pipelines/schedule*.py",
     "shardlab/pipelines/simulation.py",
 )
-# Of a topic: what labs and `make gpu` run, the smallest versions that its chapter prints, the
-# helpers that only these import, and a helper that labs, tests and benches import. Everything else
-# in a topic imports no torch.
+# Of a topic: what labs and `make gpu` run, the smallest versions and the emulation that its chapter
+# prints, the helpers that only these import, and a helper that labs, tests and benches import.
+# Everything else in a topic imports no torch.
 TORCH_IN_TOPICS = {
     "exercises",
     "runs",
     "lab",
     "ladder",
+    "mixed_precision.float8",
     "zero.building",
     "zero.rank_of_many",
     "where_the_time_goes.slow_programs",

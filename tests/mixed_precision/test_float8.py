@@ -6,13 +6,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from shardlab.common.backward import NoSecondGradient
-from shardlab.mixed_precision.float8 import (
+from coursekit.topics.mixed_precision.float8 import (
     Float8Product,
     Float8Recipe,
     from_float8,
     to_float8,
 )
+from shardlab.common.backward import NoSecondGradient
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 

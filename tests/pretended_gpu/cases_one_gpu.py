@@ -10,12 +10,12 @@ from plainly import CLOSE, assert_close, batch, model, sgd, train, trained
 from pretended.step import Step, watched
 
 from coursekit.topics.activation_checkpointing.runs import WAYS
+from coursekit.topics.mixed_precision.float8 import Float8Product, Float8Recipe
 from ranklab.measure.cuda import UNEXPLAINED, CudaAccount
 from ranklab.measure.ledger import Ledger
 from shardlab.data_loading.core import TokenLoader, prefetched
 from shardlab.gpt import next_token_loss
 from shardlab.kernels.losses import chunked_cross_entropy, cut_cross_entropy
-from shardlab.mixed_precision.float8 import Float8Product, Float8Recipe
 from shardlab.mixed_precision.hardened.loss_scaler import LossScaler
 from shardlab.mixed_precision.hardened.master_weights import MasterWeights
 from shardlab.mixed_precision.policies import POLICIES

@@ -13,7 +13,6 @@
 
     policies.py             which numbers compute, are kept and travel, and what a device can do
     stochastic_rounding.py  bf16 weights without a copy
-    float8.py               fp8, emulated
 
 Both compose with data parallelism, ZeRO, tensor parallelism and pipelines.
 

@@ -1,27 +1,17 @@
-"""fp8 emulated: what products lose whose factors have 8 bits each, forward and backward.
+"""fp8 emulated: what a linear layer loses whose factors have 8 bits each, forward and backward. The
+products are fp32, on every device. Chapter 9 says what a scale and a block are for.
 
     packed = to_float8(weight, torch.float8_e4m3fn, block=128)      # values of one byte, and scales
     from_float8(packed)                                             # fp32 again, rounded
     Float8Product.apply(x, weight, Float8Recipe(block=128))         # of a linear layer
 
-A scale moves the largest element of a tensor, or of each block of it, to the format's largest
-number. It is for the range and not for precision: e4m3 keeps 4 bits of a number wherever it is
-normal, so the error of most elements stays, and what a scale saves are elements that would be
-zero or too large.
-
     e4m3    4 exponent bits, 3 of the fraction: up to 448, no infinities. Weights, activations
     e5m2    5 and 2: up to 57,344. Gradients, whose sizes differ more
 
-The products are fp32 here, on every device: the emulation has the values of a tensor core that adds
-in fp32, and none of its speed. Hopper's adds with about 14 bits (DeepSeek-AI 2024, section 3.3.2).
-torch._scaled_mm on the same factors gives the same result. Always clamp before the cast: beyond the
-largest number e4m3 gives NaN in older versions of PyTorch, the largest in newer ones. Cast from
-fp32: by way of bf16 3% of the values are rounded twice.
-
-A block lies along the dim that a product sums over, as block-scaled tensor cores need it. So with
+Always clamp before the cast: beyond the largest number e4m3 gives NaN in older versions of PyTorch,
+the largest in newer ones. Cast from fp32: by way of bf16 3% of the values are rounded twice. With
 blocks each factor is rounded twice, along its last dim for one product and across for the other, as
-Transformer Engine does. Two things differ from MX and from DeepSeek-V3: scales are fp32 numbers and
-not powers of two, and blocks of weights have one dim, not 128 x 128.
+Transformer Engine does.
 
 Micikevicius et al. 2022 (formats), Rouhani et al. 2023 and DeepSeek-AI 2024 (blocks).
 """
@@ -32,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..common.backward import NoSecondGradient
+from shardlab.common.backward import NoSecondGradient
 
 LEAST_SCALE = torch.finfo(torch.float32).smallest_normal
 
