@@ -3,9 +3,7 @@ aware of the shards on other ranks. An earlier check is impossible: optimizers a
 user's, made from model.parameters().
 
     watch_steps()                          from now on optimizers are looked at when they step
-    replaced(parameters, "fully_shard")    the model has parts instead of them; an optimizer that
-                                           was made before would update nothing, or nothing but the
-                                           parameters that are left
+    replaced(parameters, "fully_shard")    the model has parts instead of them
     watch(shard, landing)                  a flat shard of stage 3; before steps, landing.check()
     note(parameters, optimizer)            the optimizer takes the gradients of these parameters
 
@@ -25,10 +23,7 @@ rows, norms of a layer or a line search is found by trial.
     torch.nn.parallel.DistributedDataParallel(model)     refused over ranks that have other parts
 
 A norm that you make by hand of gradients, or of their copies, is this rank's alone, and nothing
-raises. torch.nn.utils.get_total_norm knows the .grad of shards and parts, and refuses where a
-sharded optimizer, fp32 copies or other stages of a pipeline have gradients that it is not given.
-
-FSDP2 has the first two by DTensor. All stay as they are for tensors that are not shards.
+raises. FSDP2 has the first two by DTensor. All stay as they are for tensors that are not shards.
 """
 
 import functools

@@ -3,9 +3,7 @@
 Used as core.py says: after loss.backward() .grad is the mean, with nothing else to call.
 
 The mean over ranks is the gradient of the whole batch if every rank's loss is a mean over equally
-many examples, or, with padding, a sum over the ranks' average count. Each rank divides its gradient
-by n while copying it into the bucket. The division leaves nothing to do when the last sum arrives,
-cannot overflow unless the mean does, and needs only sums from the backend.
+many examples, or, with padding, a sum over the ranks' average count.
 
 A gradient is a view of its bucket, and a bucket lives as long as its gradients: `zero_grad()` frees
 it. On GPUs a gradient that fills half a bucket is averaged in its own memory. Further promises:

@@ -20,10 +20,8 @@
     BF16            bf16, fp32 master       bf16       2 + 2 + 4 + 8
     FP16            fp16, fp32 master       fp16       the same, and a loss scale
 
-Autocast casts a weight once in a forward and keeps the copy until the context ends: one context for
-each forward. Around a loop of steps it goes on with the first copy, and the loss does not move.
-
-Traffic has the type of the gradients. Everywhere in this package a rank divides by the number of
+Autocast keeps its copy of a weight until the context ends: one context for each forward. Traffic
+has the type of the gradients. Everywhere in this package a rank divides by the number of
 ranks before anybody adds, so that a sum does not overflow where the mean does not.
 """
 

@@ -2,14 +2,9 @@
 
     optimizer = StochasticRounding(model.parameters(), torch.optim.AdamW, lr=1e-3)
 
-Rounding to nearest leaves w where it is whenever u is below half the spacing, at every step.
-Stochastic rounding goes up with a probability of u / spacing, so w + u is right on average: after
-T steps w has moved by T u, with a standard deviation of sqrt(T u (spacing - u)).
-
-    saves    the fp32 copy: 4 bytes a parameter
-    costs    that noise, which is larger than the drift until T = spacing / u
-    fails    where weights must not differ between ranks and each rank draws numbers of its own:
-             replicas draw from generators of the same seed. A shard of ZeRO has one owner
+An update u is rounded up with a probability of u / spacing, so the weight is right on average.
+Where each rank draws numbers of its own, weights differ between ranks: replicas draw from
+generators of the same seed. A shard of ZeRO has one owner.
 
 Gupta et al. 2015; Zamirai et al. 2020 for bf16.
 """

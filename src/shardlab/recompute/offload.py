@@ -4,15 +4,13 @@
         loss = next_token_loss(model(tokens), targets)
     loss.backward()
 
-Instead of computing an activation again, wait for it: it is copied to the host when autograd saves
-it, and back when backward asks for it. Around checkpoints it moves only what they keep, their
-inputs. Parameters stay where they are, since the GPU holds them in any case; autocast's copies of
-weights, and what stage 3 of ZeRO gathers, are moved like activations.
+An activation is copied to the host when autograd saves it, and back when backward asks for it.
+Around checkpoints that is only what they keep, their inputs. Parameters stay where they are;
+autocast's copies of weights, and what stage 3 of ZeRO gathers, are moved like activations.
 
 On CUDA copies go through pinned memory in a stream of their own, so computing goes on meanwhile,
-and backward asks for the next activations ahead: host_copies.py. That hides the copies if the link
-is fast enough: the bytes of a layer must pass while a layer computes. On a CPU there is no other
-memory to go to: the copy is made all the same, for what it shows, and nothing is saved.
+and backward asks for the next activations ahead: host_copies.py. On a CPU the copy is made all the
+same, for what it shows, and nothing is saved.
 
 What is moved is the storage behind a tensor, once, however many views of it are saved: views come
 back with the strides that they had, so backward computes with the same kernels.

@@ -2,9 +2,8 @@
 
     y = checkpoint_partitioned(group, block, x)        # x is the same on all ranks of the group
 
-Under tensor parallelism every rank has the whole input of each layer, so a checkpoint on each of t
-ranks keeps it t times. Here a rank keeps 1/t of it, and gathers the others' parts when backward
-needs it: one all-gather for each checkpoint. With sequence parallelism the input is cut by tokens
+A rank keeps 1/t of the input, and gathers the others' parts when backward needs it: one all-gather
+for each checkpoint. With sequence parallelism the input is cut by tokens
 already, so there is nothing to partition, and checkpoint_partitioned refuses in backward: elements
 of the first input of each shape are compared.
 

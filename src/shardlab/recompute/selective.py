@@ -2,17 +2,12 @@
 
     y = checkpoint_selective(block, x, keep=EXPENSIVE)
 
-An operator's name decides. The products of linear layers make nearly all of a layer's operations
-and 10 of the 16 vectors that it keeps for each token; the norms, GELU, the additions and dropout
-are the rest of the bytes and cost next to nothing to make again. So the first run puts the outputs
-of the operators in `keep` aside, and the second run takes them instead of computing: an operator
-that is skipped costs nothing, and what comes after it gets the same bits.
+An operator's name decides. The first run puts the outputs of the operators in `keep` aside, and the
+second run takes them instead of computing: an operator that is skipped costs nothing, and what
+comes after it gets the same bits. What Megatron-LM calls selective is checkpoint_modules(model,
+CoreAttention).
 
-Two things are called selective. This one keeps products. Megatron-LM's recomputes the core of
-attention and keeps everything else: checkpoint_modules(model, CoreAttention).
-
-Source: PyTorch's create_selective_checkpoint_contexts does the same; Korthikanti et al. 2022 for
-the other.
+Source: PyTorch's create_selective_checkpoint_contexts does the same.
 """
 
 from collections.abc import Callable, Collection

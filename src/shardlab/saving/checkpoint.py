@@ -13,18 +13,12 @@ SHA-256; then the folder gets its name, `step-300`, in one move that a file syst
 not at all. If the ranks end before that, the last good save stays as it was. It is only removed
 afterwards. If one rank cannot do its part, all ranks raise the same error: see `run_together`.
 
-Two runs that save into one folder: while one saves, the other is refused (by a lock on the folder,
-which the system releases when the process ends). On a file system without locks the random digits
-keep the two apart, and the second rename to the same name fails.
+While one run saves into a folder, another is refused, by a lock that the system releases when the
+process ends. On a file system without locks the random digits keep the two apart, and the second
+rename to the same name fails. A local POSIX file system keeps all of the promise; the chapter says
+what NFS and object stores keep.
 
-Limits of the promise: a local POSIX file system keeps all of it. On NFS the rename is one move on
-the server, but a client that lost the reply may report a failure for a save that is there; locks
-depend on the mount. An object store has no rename of folders: save to a local disk and copy whole
-saves from there, the manifest last.
-
-The checksum of a file is compared before any of its contents are used: one flipped bit in a weight
-changes no shape and raises no error, so torch.load and torch.distributed.checkpoint let it pass.
-parts.py decides which file gets which elements, and resharding.py how other ranks read them.
+The checksum of a file is compared before any of its contents are used.
 """
 
 import os

@@ -1,9 +1,8 @@
 """Tensor parallelism inside of experts: each rank has some inner columns of every one.
 
-Ranks of tensor parallelism see the same tokens and choose alike, so the router stays whole. Rows
-enter the experts as they enter any MLP that is cut, and what comes out is whole again before the
-gates weight it: so gates and router have whole gradients. That is 2R vectors of H elements in an
-all-reduce for each layer where a dense MLP has 2T.
+Ranks of tensor parallelism see the same tokens and choose alike, so the router stays whole. What
+comes out of the experts is whole again before the gates weight it: so gates and router have whole
+gradients. An all-reduce has 2R vectors of H elements where that of a dense MLP has 2T.
 """
 
 from torch import Tensor, nn

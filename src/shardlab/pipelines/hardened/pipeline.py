@@ -3,8 +3,8 @@
     plan = plan_pipeline(layers, one_f_one_b(4, 8), tokens)    # the same on all ranks
     pipeline = Pipeline(layers, plan, next_token_loss)         # keeps this rank's layers alone
 
-The gradients are those of the mean loss over the batch. Every schedule adds up the gradients of
-microbatches in the same order, so all schedules give the same bits.
+Every schedule adds up the gradients of microbatches in the same order, so all schedules give the
+same bits.
 
 Data parallelism and ZeRO 1 and 2 compose: they are told of one backward, at the end of the step.
 
@@ -12,10 +12,6 @@ Data parallelism and ZeRO 1 and 2 compose: they are told of one backward, at the
 
 A loss scaler is made on every rank, and scales in `loss`: lambda y, t: scaler.scale(loss(y, t)).
 torch.amp.GradScaler skips on all ranks or on none.
-
-partition.py cuts the model and says what is wrong with it before a rank waits, step_checks.py says
-what ranks refuse, tied.py adds up the gradients of what they share, split_backward.py divides a
-backward into I and W.
 
 A backward is the core's, or half of one, and so are the groups and a send. gloo moves data only
 once a receive is posted, so it is posted one action ahead. NCCL receives on the GPU, where a

@@ -5,18 +5,14 @@
     put_off = later.take()                  # here are the products that make them
     make_weight_gradients(put_off)          # weight.grad is what an undivided backward makes
 
-The products of a linear layer are twice as many in backward as in forward: dx = dy W, which the
-rank before needs, and dW = dyᵀ x, which nobody waits for. Between the halves x and dy of each
-layer are kept, and nothing else of the graph: I frees no memory on balance, so W must not be put
-off forever (Qi et al. 2024, section 4). A bias waits with its weight: its gradient is a sum over
-the same dy. Norms and embeddings are small and are done in the first half, and so is every layer
-that is neither nn.Linear nor a part of one.
+Of the products of a linear layer in backward, dx = dy W is what the rank before needs, and nobody
+waits for dW = dyᵀ x. Between the halves x and dy of each layer are kept, and nothing else of the
+graph: I frees no memory on balance, so W must not be put off forever (Qi et al. 2024, section 4). A
+bias waits with its weight. Every layer that is neither nn.Linear nor a part of one is done in the
+first half.
 
 Tensor parallelism cuts dW with the weight, so W sends nothing. With sequence parallelism x is
 gathered again in I, and stays whole until W: the ranks of a group would have to meet once more.
-
-PyTorch's own pipelines split the same backward from outside, with hooks on the nodes where the
-gradients of weights begin, and keep the whole graph until W.
 """
 
 from functools import partial
@@ -52,9 +48,8 @@ class WeightGradientsLater:
         self.products: list[PutOff] = []
         self.at_work = at_work
         for layer in module.modules():
-            run = getattr(
-                vars(layer).get("forward"), "func", self.forward_of
-            )  # another technique's
+            own = vars(layer).get("forward")  # another technique's
+            run = getattr(own, "func", self.forward_of)
             if type(layer) is nn.Linear and run.__name__ == "forward_of":
                 layer.forward = partial(self.forward_of, layer)
             elif isinstance(layer, CutLinear):

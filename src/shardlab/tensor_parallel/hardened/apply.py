@@ -32,9 +32,8 @@ def apply_tensor_parallel(
     The ranks of the group see the same batch and, where dropout is on, draw the same numbers:
     choose both by the data-parallel rank. The first training forward compares them, and raises
     CannotSplit if they differ; no later one does. It refuses equal parts, too: initialise before,
-    because afterwards all ranks draw the same numbers. One thing is up to you, and nothing raises:
-    a norm of gradients that you make by hand is of this rank's parts alone; clip_gradients and
-    PyTorch's clip_grad_norm_ know all.
+    because afterwards all ranks draw the same numbers. A norm of gradients that you make by hand is
+    of this rank's parts alone, and nothing raises.
 
     Raises CannotSplit on all ranks or on none; warns if the group is larger than a node."""
     ranks = dist.get_world_size(group)

@@ -8,9 +8,8 @@
 They stand alone beside the core's: their parts are known to optimizers, clipping and ZeRO, cut
 between pieces, once for a tied weight, and copied with their groups. A product is all they share.
 
-We write y = xW with W [in, out], as Megatron-LM does: a column of W makes one number of y. PyTorch
-writes y = xA^T, so the weight of nn.Linear is A = W^T [out, in], and W's columns are A's rows.
-Whoever reads y = Wx elsewhere finds rows and columns the other way round.
+We write y = xW with W [in, out], as Megatron-LM does. PyTorch writes y = xA^T, so the weight of
+nn.Linear is A = W^T [out, in], and W's columns are A's rows.
 """
 
 from collections.abc import Callable, Iterator

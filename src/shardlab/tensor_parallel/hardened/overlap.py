@@ -11,10 +11,7 @@ module's input travels:
     messages             | sum 1  | sum 2 |                                         | sum of dx  |
 
 With sequence parallelism dW of the rows hides the tokens that are gathered again, and dW of the
-columns hides the reduce-scatter of dx.
-
-Each chunk pays the latency of a message, so more chunks gain time only where the product of a chunk
-takes longer than that. With one chunk, backward alone overlaps.
+columns hides the reduce-scatter of dx. With one chunk, backward alone overlaps.
 
 Within a module a layer multiplies by a view of its weight. Backward of a product makes the gradient
 of the product's input and puts that of the weight off, product by product, up to the input x:

@@ -7,12 +7,8 @@
     sum_gradients(optimizer, group)        # once a step, before clipping
     optimizer.step()
 
-What a gathered layer keeps. Backward of xW needs x, so autograd keeps the gathered x [B, S, H] on
-every rank, and up to half of the saving is lost. With `regather` a rank keeps its own tokens,
-and gathers again in backward: one message more, and everything that is kept is cut by t.
-
-The idea is core_sequence.py's, here as a change of any plan. Parameters that are whole see own
-tokens only, so their gradients are parts of a sum.
+The idea is core_sequence.py's, here as a change of any plan. Without `regather` autograd keeps the
+gathered x [B, S, H] of each module; with it backward gathers once more.
 """
 
 from collections.abc import Callable

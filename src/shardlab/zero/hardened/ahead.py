@@ -12,13 +12,11 @@ for in vain are freed. At most two units are whole, beside the root. The gradien
 waited for when the next unit's are ready. The last unit's become the shards' .grad while they
 travel, and whoever uses them waits: see arriving.py.
 
-NCCL's messages run beside the kernels of a GPU, and parameters are asked for in a stream of their
-own. Backward's first unit is asked for when the loss has a gradient and has let go of its memory;
-the host is far ahead then, so the message runs under the loss. It must not run in memory that the
-loss still uses: whole parameters have that of the stream, about two units, which PyTorch's
-allocator lends to no kernel of the model. FSDP2 does the same.
-gloo's collectives of this package are done when their call returns: then nothing overlaps, and all
-is as right.
+Parameters are asked for in a stream of their own. Backward's first unit is asked for when the loss
+has a gradient and has let go of its memory; the host is far ahead then, so the message runs under
+the loss. It must not run in memory that the loss still uses: whole parameters have that of the
+stream, about two units, which PyTorch's allocator lends to no kernel of the model, as FSDP2's. gloo
+overlaps nothing: its collectives are done when their call returns.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,11 +1,8 @@
 """The common ground of all stages of ZeRO: flat tensors, one chunk of which each rank owns, and the
 two collectives on them.
 
-A flat tensor is cut into n chunks as collectives.py cuts. A ring pads nothing, so bytes are exact;
-Native needs equal chunks, so fewer than n zeros are behind the parameters, as in the core, and no
-chunk is copied on its way.
-
-There are two collectives on it:
+A flat tensor is cut into n chunks as collectives.py cuts. A ring pads nothing; Native needs equal
+chunks, so fewer than n zeros are behind the parameters, as in the core.
 
     reduce_scatter(tensors)  returns, of the flat tensor that these would make, this rank's chunk of
                              the sum over all ranks [about E/n], in one new tensor or in several,

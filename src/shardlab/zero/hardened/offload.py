@@ -16,7 +16,6 @@ them are gathered, and those of MasterWeights while the host updates the next on
 Gradients that are changed after backward leave once more, in step(): those that AdamW is given
 where somebody clips or unscales them. MasterWeights clips on the host. Stage 2 copies them in each
 backward outside of no_sync().
-fused=True gives the CPU a faster AdamW, whose results differ by rounding.
 """
 
 from collections.abc import Callable, Iterable

@@ -12,10 +12,8 @@ Parameters travel together, in one flat tensor, and each rank has one chunk of i
 the elements of each parameter in this chunk, if any, with as many dims as the parameter has. So a
 training script may choose groups by names or dims as it does for the whole model.
 
-Where a parameter was stands a tensor of its shape and dtype without values. Computing with it would
-give garbage, so it refuses, in a sentence that says when the parameter is there. FSDP2 allows to
-write to it, as initialisation does: here the model is initialised before fully_shard, or within
-`with unsharded(model, write=True)`.
+Where a parameter was stands a tensor of its shape and dtype without values, which refuses to
+compute. The model is initialised before fully_shard, or within `with unsharded(model, write=True)`.
 
 Activation checkpointing computes parts of a unit again, inside backward, with the parameters as
 leaves. Under a reentrant checkpoint leaves get gradients, which join those of autograd.
@@ -91,10 +89,8 @@ def fully_shard(
     prefetch       the next unit's parameters travel while a unit computes: see ahead.py; False: a
                    unit waits for its own
 
-    A norm of gradients that you make by hand is this rank's alone, and nothing raises:
-    clip_gradients and PyTorch's clip_grad_norm_ know all. After a backward that raised call
-    zero_grad(): gradients of the unit in which it did are gone. Raises CannotShard for a unit that
-    is not inside the module or is sharded."""
+    After a backward that raised call zero_grad(): gradients of the unit in which it did are gone.
+    Raises CannotShard for a unit that is not inside the module or is sharded."""
     units = list(dict.fromkeys([*units, module]))
     check_units(module, units, device)
     check_alike(module, units, group)
