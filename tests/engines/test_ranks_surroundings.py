@@ -136,7 +136,7 @@ def test_two_threads_take_turns(two):
 def ends():
     """The parent's end of a connection, and the socket of the other one."""
     ours, theirs = socket.socketpair()
-    end = ParentsEnd(ours.detach())
+    end = ParentsEnd(ours)
     yield end, theirs
     theirs.close()
     end.close()
@@ -152,7 +152,7 @@ def test_a_message_in_pieces(ends):
     assert end.read() == [(7, b"y" * 1000), (8, "next")]
     end.send(packed(9, b"z" * 10**7))
     assert end.waiting  # more than the socket takes
-    reader = RanksEnd(theirs.fileno())
+    reader = RanksEnd(theirs)
     received = []
     thread = threading.Thread(target=lambda: received.append(reader.receive()))
     thread.start()

@@ -2,6 +2,7 @@
 
 from multiprocessing.connection import Connection
 from numbers import Real
+from socket import socket
 from typing import NamedTuple
 
 from .board import MOST_RANKS
@@ -25,7 +26,7 @@ class Asked(NamedTuple):
 class RankPlace(NamedTuple):
     rank: int
     asked: Asked
-    connection: Connection
+    connection: socket
     store: SharedFile  # through which ranks find each other
     board: SharedFile
     out: Connection  # pipes for its output

@@ -8,15 +8,15 @@ the parent's end sends as much as the socket accepts and keeps the rest.
 """
 
 import io
-import os
 import pickle
 import socket
 import struct
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 
 from .messages import AnswerReader
 
 HEADER = struct.Struct("!QQ")  # number of the work, bytes that follow
-MOST_AT_ONCE = 64 << 20  # bytes after which the parent serves other ranks again
 
 
 def packed(number: int, message) -> bytes:
@@ -24,43 +24,51 @@ def packed(number: int, message) -> bytes:
     return HEADER.pack(number, len(data)) + data
 
 
+def arriving(connection: socket.socket, load: Callable) -> Iterator[tuple[int, object] | None]:
+    """The messages that come, with their numbers, and None whenever the rest of one is still on its
+    way. Raises EOFError at the end."""
+    while True:
+        number, nbytes = HEADER.unpack((yield from _whole(connection, HEADER.size)))
+        yield number, load(io.BytesIO((yield from _whole(connection, nbytes))))
+
+
+def _whole(connection: socket.socket, nbytes: int) -> Generator[None, None, bytearray]:
+    data = bytearray(nbytes)
+    missing = memoryview(data)
+    while missing:
+        with suppress(BlockingIOError):
+            if not (got := connection.recv_into(missing)):
+                raise EOFError
+            missing = missing[got:]
+        if missing:
+            yield
+    return data
+
+
 class RanksEnd:
     """The rank's end, which blocks: a rank has nothing else to do. Only the listening thread
     reads."""
 
-    def __init__(self, fd: int):
-        self.fd = fd
-        os.set_inheritable(fd, False)  # a program that replaces the rank by exec does not answer
+    def __init__(self, connection: socket.socket):
+        # a program that replaces the rank by exec does not answer
+        connection.set_inheritable(False)
+        self.socket, self.arriving = connection, arriving(connection, pickle.load)
 
     def send(self, number: int, message):
-        view = memoryview(packed(number, message))
-        while view:
-            view = view[os.write(self.fd, view) :]
+        self.socket.sendall(packed(number, message))
 
     def receive(self) -> tuple[int, object]:
-        number, nbytes = HEADER.unpack(self._read(HEADER.size))
-        return number, pickle.loads(self._read(nbytes))
-
-    def _read(self, nbytes: int) -> bytearray:
-        data = bytearray(nbytes)
-        view = memoryview(data)
-        while view:
-            if not (got := os.readv(self.fd, [view])):
-                raise EOFError
-            view = view[got:]
-        return data
+        return next(filter(None, self.arriving))
 
 
 class ParentsEnd:
     """The parent's end, which never blocks. `closed` is true when the other end is closed."""
 
-    def __init__(self, fd: int):
-        self.socket = socket.socket(fileno=fd)
-        self.socket.setblocking(False)
+    def __init__(self, connection: socket.socket):
+        connection.setblocking(False)
+        self.socket, self.closed = connection, False
+        self.arriving = arriving(connection, lambda file: AnswerReader(file).load())
         self.waiting: list[memoryview] = []  # to be sent
-        self.closed = False
-        self._expect(HEADER.size)
-        self.header: tuple[int, int] | None = None
 
     def fileno(self) -> int:
         return self.socket.fileno()
@@ -87,33 +95,12 @@ class ParentsEnd:
             self.waiting.clear()
 
     def read(self) -> list[tuple[int, object]]:
-        """The messages that have arrived completely."""
-        messages, left = [], MOST_AT_ONCE
-        while left > 0 and not self.closed:
-            try:
-                got = self.socket.recv_into(self.missing)
-            except BlockingIOError:
-                break
-            except OSError:
-                got = 0
-            self.closed = not got
-            left -= got
-            self.missing = self.missing[got:]
-            if self.missing or self.closed:
-                continue
-            try:
-                if self.header is None:
-                    self.header = HEADER.unpack(self.data)
-                    self._expect(self.header[1])
-                else:
-                    answer = AnswerReader(io.BytesIO(self.data)).load()
-                    messages.append((self.header[0], answer))
-                    self.header = None
-                    self._expect(HEADER.size)
-            except Exception:  # bytes that a rank has made up: nothing more is read from it
-                self.closed = True
+        """The messages that have arrived completely. Of one that is under way it takes what is
+        there, once: other ranks have their turn."""
+        messages = []
+        try:
+            while message := next(self.arriving):
+                messages.append(message)
+        except Exception:  # the end, or bytes that a rank has made up: nothing more is read from it
+            self.closed = True
         return messages
-
-    def _expect(self, nbytes: int):
-        self.data = bytearray(nbytes)
-        self.missing = memoryview(self.data)

@@ -82,7 +82,7 @@ def making_a_group() -> Iterator[None]:
 class Rank:
     def __init__(self, place: RankPlace):
         self.place, self.pid = place, os.getpid()
-        self.wire = RanksEnd(place.connection.fileno())
+        self.wire = RanksEnd(place.connection)
         self.inbox: queue.SimpleQueue = queue.SimpleQueue()
         self.sending = threading.RLock()
         # the newest; that of the main thread

@@ -283,14 +283,13 @@ class World:
         hosts = asked.hosts
         host = hosts[rank * len(hosts) // self.world_size] if hosts else Host()
         ours, theirs = socket.socketpair()
-        connection = Connection(theirs.detach())
         (out, to_out), (err, to_err) = pipe(), pipe()
         alive, held = (Connection(fd) for fd in os.pipe())
         self.shared.append(held)
         place = RankPlace(
-            rank, asked, connection, store, board, to_out, to_err, alive, host, dict(os.environ)
+            rank, asked, theirs, store, board, to_out, to_err, alive, host, dict(os.environ)
         )
-        wire = ParentsEnd(ours.detach())
+        wire = ParentsEnd(ours)
         try:
             process = server.start(place, asked.method)
         except BaseException:
@@ -298,7 +297,7 @@ class World:
                 one.close()
             raise
         finally:
-            for one in (connection, to_out, to_err, alive):
+            for one in (theirs, to_out, to_err, alive):
                 one.close()
         self.members.append(Member(process, wire, out, err))
 
