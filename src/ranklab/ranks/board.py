@@ -28,6 +28,7 @@ CHANNELS, DEPTH = 64, 512  # rows of a rank, posts of a row
 ROW = struct.Struct("<QQdIIB7x")
 POST = struct.Struct("<IIIdBBH160s")
 FLAGS = 8  # bytes before the rows of a rank: how many channels have lost their row
+HEAD = FLAGS + CHANNELS * ROW.size  # bytes before the posts
 TEXT = 160
 MOST_RANKS = 64  # the members of a channel are the bits of one integer
 
@@ -123,7 +124,7 @@ class Board:
     @staticmethod
     def nbytes(world_size: int) -> int:
         posts = CHANNELS * DEPTH * _post_size(world_size)
-        return world_size * (FLAGS + CHANNELS * ROW.size + posts)
+        return world_size * (HEAD + posts)
 
     def close(self):
         self.memory.close()
@@ -133,9 +134,7 @@ class Board:
         rows is enough."""
         for rank in range(self.world_size):
             begin = rank * self.rank_size
-            self.memory[begin : begin + FLAGS + CHANNELS * ROW.size] = bytes(
-                FLAGS + CHANNELS * ROW.size
-            )
+            self.memory[begin : begin + HEAD] = bytes(HEAD)
         self.forget()
 
     # --- writing ----------------------------------------------------------------------------------
@@ -168,14 +167,11 @@ class Board:
         )
 
     def _claim(self, rank: int, post: Post) -> tuple[int, int]:
-        """A row for a new channel: the first free row after the place of its key, else the least
-        recently used row. Also returns the first call of the channel in that row."""
-        indices = [(post.channel + step) % CHANNELS for step in range(CHANNELS)]
-        for index in indices:
-            if not self._row(rank, index).channel:
-                break
-        else:
-            index = min(indices, key=lambda i: self._row(rank, i).seconds)
+        """A row for a new channel: the next free row, else the least recently used one. Also
+        returns the first call of the channel in that row."""
+        index = len(self.mine)
+        if index == CHANNELS:
+            index = min(range(CHANNELS), key=lambda i: self._row(rank, i).seconds)
             lost = struct.unpack_from("<Q", self.memory, rank * self.rank_size)[0]
             struct.pack_into("<Q", self.memory, rank * self.rank_size, lost + 1)
             self.mine.pop(self._key(rank, index))
@@ -228,8 +224,8 @@ class Board:
         return found
 
     def rows_of(self, rank: int) -> dict[int, ChannelRow]:
-        begin = rank * self.rank_size + FLAGS
-        rows = ROW.iter_unpack(self.memory[begin : begin + CHANNELS * ROW.size])
+        begin = rank * self.rank_size
+        rows = ROW.iter_unpack(self.memory[begin + FLAGS : begin + HEAD])
         # a row whose kind is still 0 is being written: its rank has not made the call yet
         return {
             row[0]: ChannelRow(*row[:-1], CallKind(row[-1])) for row in rows if row[0] and row[-1]
@@ -244,13 +240,12 @@ class Board:
         index = self.rows.get((rank, channel))
         if index is not None and self._key(rank, index) == channel:
             return index
-        for step in range(CHANNELS):
-            index = (channel + step) % CHANNELS
+        for index in range(CHANNELS):
             key = self._key(rank, index)
             if key == channel:
                 self.rows[rank, channel] = index
                 return index
-            if not key:
+            if not key:  # the rows after it are free
                 return None
         return None
 
@@ -264,8 +259,8 @@ class Board:
         return rank * self.rank_size + FLAGS + index * ROW.size
 
     def _post_at(self, rank: int, index: int, number: int) -> int:
-        posts = rank * self.rank_size + FLAGS + CHANNELS * ROW.size
-        return posts + (index * DEPTH + number % DEPTH) * self.post_size
+        post = index * DEPTH + number % DEPTH
+        return rank * self.rank_size + HEAD + post * self.post_size
 
 
 def _post_size(world_size: int) -> int:

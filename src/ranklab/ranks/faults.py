@@ -94,12 +94,12 @@ def verdict(outcome: Outcome, after: str) -> Exception | KeyboardInterrupt:
         first = None
     if outcome.posts and (first is None or getattr(first[1], "error", "") == Disagreement.__name__):
         lines, guilty = _disagreement(outcome.posts)
-        return RanksDisagree(_lines(*lines, *_stands(outcome, guilty), after), guilty)
+        return RanksDisagree(_lines(*lines, *_whereabouts(outcome, guilty), after), guilty)
     if isinstance(trouble, Finding):
         kind = RanksDeadlocked if isinstance(trouble, Circle) else RankAbsent
         ranks = ranks_of(trouble)
-        places = [line for r in ranks for line in _whereabouts(outcome, r)]
-        return error(kind, ranks, sentence_of(trouble), *places, told=ranks)
+        said = sentence_of(trouble), *_whereabouts(outcome, ranks)
+        return error(kind, ranks, *said, told=ranks)
     if isinstance(trouble, Flooded):
         said = (
             f"{_ranks(trouble.ranks).capitalize()} printed more than {MOST_BYTES // 10**6} MB in"
@@ -122,7 +122,8 @@ def verdict(outcome: Outcome, after: str) -> Exception | KeyboardInterrupt:
     said = (
         end.message if end.error == OF_CHECKS else f"raised {end.error}: {end.message}".rstrip(": ")
     )
-    lines = [f"{_ranks(alike).capitalize()} {said}", *reader_lines(end.frames, limit=8)]
+    lines = [f"{_ranks(alike).capitalize()} {said}"]
+    lines += [f"  {line}" for line in reader_lines(end.frames, limit=8)]
     lines += [f"  It came from {end.cause}"] * bool(end.cause)
     return error(RankRaised, alike, *lines, told=alike)
 
@@ -152,15 +153,6 @@ def _disagreement(posts: dict[int, Post]) -> tuple[list[str], list[int]]:
     for what, _ in counts:
         lines.append(f"  {_ranks([r for r in ranks if posts[r].said == what])}: {what}")
     return lines, guilty
-
-
-def _stands(outcome: Outcome, ranks: list[int]) -> list[str]:
-    return [
-        f"  rank {r} was in {line.strip()}"
-        for r in ranks
-        if isinstance(end := outcome.ends[r], Raised)
-        for line in reader_lines(end.frames)
-    ]
 
 
 def sentence_of(found: Finding) -> str:
@@ -216,13 +208,16 @@ def _in_call(post: Post, rank: int) -> str:
     return post.what
 
 
-def _whereabouts(outcome: Outcome, rank: int) -> list[str]:
-    end, seen = outcome.ends[rank], outcome.seen[rank]
-    if end is None and not seen:
-        return [f"  rank {rank} {_silence(outcome, rank)}"]
-    # another rank that was stopped first may have ended its call before it was asked for its place
-    frames = seen or (end.frames if isinstance(end, Raised) else ())
-    return [f"  rank {rank} was in {line.strip()}" for line in reader_lines(frames)]
+def _whereabouts(outcome: Outcome, ranks: list[int]) -> list[str]:
+    lines = []
+    for rank in ranks:
+        end, seen = outcome.ends[rank], outcome.seen[rank]
+        if end is None and not seen:
+            lines.append(f"  rank {rank} {_silence(outcome, rank)}")
+        # another rank that was stopped first may have ended its call before it was asked
+        frames = seen or (end.frames if isinstance(end, Raised) else ())
+        lines += [f"  rank {rank} was in {line}" for line in reader_lines(frames)]
+    return lines
 
 
 def _silence(outcome: Outcome, rank: int) -> str:
@@ -245,7 +240,7 @@ def _others(outcome: Outcome, guilty: list[int]) -> list[str]:
 
 def _fate(outcome: Outcome, rank: int) -> str:
     end, seen = outcome.ends[rank], outcome.seen[rank] or ()
-    at = "".join(f" in {line.strip()}" for line in reader_lines(seen))
+    at = "".join(f" in {line}" for line in reader_lines(seen))
     if end is None:
         return f"{_silence(outcome, rank)}{at}"
     if isinstance(end, Returned):
@@ -255,7 +250,7 @@ def _fate(outcome: Outcome, rank: int) -> str:
     if end.stopped:
         return f"stopped{at}"
     if end.echo:  # asked for its place, a rank may have been on its way to the collective
-        at = "".join(f" in {line.strip()}" for line in reader_lines(end.frames)) or at
+        at = "".join(f" in {line}" for line in reader_lines(end.frames)) or at
         return f"waited in a collective{', last seen' * bool(at)}{at}"
     said = end.message if end.error == OF_CHECKS else f"raised {end.error}: {end.message}"
     return said.rstrip(": .")
@@ -269,8 +264,8 @@ def reader_lines(frames: tuple[Frame, ...], limit: int = 1) -> list[str]:
         text = linecache.getline(file, line).strip()
         file = "a cell" if re.search(r"ipykernel_\d+|<ipython-input", file) else file
         lines.append(
-            f"  {file}, line"
-            f" {line}{f', {function}' * (function != '<module>')}{': ' * bool(text)}{text}"
+            f"{file}, line {line}{f', {function}' * (function != '<module>')}"
+            f"{': ' * bool(text)}{text}"
         )
     return lines
 

@@ -77,10 +77,7 @@ def closed(waits: dict[int, Unfinished], now: float) -> Circle | None:
         for r, call in waits.items()
         if call.post.blocking and now - call.post.seconds > STILL_SECONDS
     }
-    while True:
-        free = [r for r, call in stuck.items() if not any(other in stuck for other in call.absent)]
-        if not free:
-            break
+    while free := [r for r, call in stuck.items() if stuck.keys().isdisjoint(call.absent)]:
         for r in free:
             del stuck[r]
     return circle_in(stuck, next(iter(stuck))) if stuck else None
@@ -100,8 +97,7 @@ def root(call: Unfinished, waits: dict[int, Unfinished], patience_seconds: float
     """Follow absent ranks to ranks that do not wait."""
     seen: list[int] = []
     ahead = [(call, rank) for rank in call.absent]
-    guilty: dict[int, list[int]] = {}  # by the call in which they are absent
-    found: dict[int, Unfinished] = {}
+    guilty: list[tuple[Unfinished, int]] = []  # who is absent, and in which call
     while ahead:
         missed, rank = ahead.pop(0)
         if rank in seen:
@@ -110,12 +106,12 @@ def root(call: Unfinished, waits: dict[int, Unfinished], patience_seconds: float
         if rank in waits:
             ahead += [(waits[rank], other) for other in waits[rank].absent]
         else:
-            guilty.setdefault(id(missed), []).append(rank)
-            found[id(missed)] = missed
+            guilty.append((missed, rank))
     if not guilty:
         return circle_in(waits, call.absent[0])
-    first = min(found.values(), key=lambda missed: missed.post.seconds)
-    return Missed(first.post, guilty[id(first)], patience_seconds)
+    first = min((missed for missed, _ in guilty), key=lambda missed: missed.post.seconds)
+    absent = [rank for missed, rank in guilty if missed is first]
+    return Missed(first.post, absent, patience_seconds)
 
 
 # --- the calls on the board -----------------------------------------------------------------------

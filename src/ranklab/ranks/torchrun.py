@@ -114,7 +114,7 @@ class Torchrun:
                 print(sentence_of(found), file=sys.stderr, flush=True)
             if self.rank in guilty:
                 for line in reader_lines(thread_frames(threading.main_thread())):
-                    print(f"Rank {self.rank} is in {line.strip()}", file=sys.stderr, flush=True)
+                    print(f"Rank {self.rank} is in {line}", file=sys.stderr, flush=True)
             if self.rank in waiting:
                 cut_connections()
                 if self.backend == "nccl":

@@ -1,12 +1,13 @@
 """Waiting for a piece of work to end on every rank, and noticing if it cannot end."""
 
-import select
+import selectors
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import Process
 from typing import NamedTuple
 
@@ -166,28 +167,22 @@ class Watch:
 
     def exchange(self):
         """Exchange the messages of one tick."""
-        poll, owners = select.poll(), {}
+        selector = selectors.PollSelector()
         for rank, (process, wire, out, err) in enumerate(self.members):
-            sources = [(one.fd, select.POLLIN) for one in (out, err) if not one.ended]
+            for printed in (out, err):
+                if not printed.ended:
+                    selector.register(printed.fd, selectors.EVENT_READ, printed.drain)
             if self.outcome.ends[rank] is None:
-                sources.append((process.sentinel, select.POLLIN))
-                sources.append(
-                    (wire.fileno(), select.POLLIN | (select.POLLOUT if wire.waiting else 0))
-                )
-            for fd, events in sources:
-                poll.register(fd, events)
-                owners[fd] = rank
-        ready = {fd: events for fd, events in poll.poll(1000 * TICK_SECONDS)}
-        for rank in sorted({owners[fd] for fd in ready}):
-            member = self.members[rank]
-            if member.out.fd in ready:
-                member.out.drain()
-            if member.err.fd in ready:
-                member.err.drain()
-            if self.outcome.ends[rank] is None:
-                self.receive(rank)
+                receive = partial(self.receive, rank)
+                to_write = selectors.EVENT_WRITE if wire.waiting else 0
+                selector.register(wire, selectors.EVENT_READ | to_write, receive)
+                selector.register(process.sentinel, selectors.EVENT_READ, receive)
+        for ready, _ in selector.select(TICK_SECONDS):
+            ready.data()
 
     def receive(self, rank: int):
+        if self.outcome.ends[rank] is not None:  # known by another of the rank's files
+            return
         process, wire, *_ = self.members[rank]
         wire.write()
         for number, message in wire.read():

@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from types import FrameType, ModuleType
 
@@ -63,14 +64,14 @@ from .wire import RanksEnd
 DEAF_SECONDS = 0.5  # after a rank was told to stop: a thread that has not heard it by then will not
 
 
+@dataclass
 class Job:
     """A piece of work with its number, and the thread that does it."""
 
-    def __init__(self, number: int, can_be_stopped=True):
-        self.number = number
-        self.thread = threading.current_thread()
-        self.can_be_stopped = can_be_stopped
-        self.answered = False
+    number: int
+    can_be_stopped: bool = True
+    answered: bool = False
+    thread: threading.Thread = field(default_factory=threading.current_thread)
 
 
 @contextmanager
@@ -171,10 +172,10 @@ class Rank:
         try:
             return json.dumps(result).encode() if as_json else messages.dumps(result)
         except Exception as error:
-            name = getattr(function, "__name__", "the function")
             raise TypeError(
-                f"what {name} returned, a {type(result).__name__}, cannot be sent to the parent"
-                f" ({error}): return numbers, tensors and containers of them."
+                f"what {messages.function_name(function)} returned, a {type(result).__name__},"
+                f" cannot be sent to the parent ({error}): return numbers, tensors and containers"
+                " of them."
             ) from None
 
     def cell(self, source: str, name: str) -> bytes:
