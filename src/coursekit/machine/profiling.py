@@ -22,18 +22,16 @@ def run_profile(asked: argparse.Namespace) -> int:
         said = f"{own[0]} goes to {asked.script}: options of profile are before the script."
         print(said, file=sys.stderr)
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read once, when torch is imported
-    from ranklab.measure.profile import NoStep, profiled_steps
+    from ranklab.measure.profile import NoStep, as_called, profiled_steps
 
-    before = sys.argv, list(sys.path)
-    sys.argv = [str(asked.script), *asked.arguments]
-    sys.path.insert(0, str(asked.script.resolve().parent))
     try:
-        with profiled_steps(peak=peak_rate(), stop=True) as found:
+        with (
+            as_called(asked.script, asked.arguments),
+            profiled_steps(peak=peak_rate(), stop=True) as found,
+        ):
             run_script(asked.script)
     except NoStep as wrong:
         raise ValueError(wrong) from None
-    finally:
-        sys.argv, sys.path[:] = before
     print(found)
     if asked.trace:
         found.save_trace(asked.trace)

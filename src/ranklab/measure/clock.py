@@ -10,13 +10,14 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, supported_activities
 
 from .slim_trace import covered
-from .timing import gpu_seconds, wall_seconds
+from .timing import gpu_seconds, seconds_by, wall_seconds
 
 BUSY_SPREAD = 0.3
 LONGER = 0.1
@@ -44,13 +45,8 @@ def median_seconds(
             f"repeats = {repeats}, warm_up = {warm_up}: repeats must be at least 1, warm_up at"
             " least 0."
         )
-
-    def by_clock(work):
-        start = clock()
-        work()
-        return clock() - start
-
-    once = gpu_seconds if device.type == "cuda" else by_clock if clock else wall_seconds
+    on_host = partial(seconds_by, clock) if clock else wall_seconds
+    once = gpu_seconds if device.type == "cuda" else on_host
     for _ in range(warm_up):
         work()
     begin = time.process_time()

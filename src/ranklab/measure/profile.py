@@ -14,6 +14,7 @@ operators of this process. A loader that is not a DataLoader counts as Python.
 """
 
 import json
+import sys
 import tempfile
 import threading
 import time
@@ -21,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import mean, median
+from unittest.mock import patch
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -241,6 +243,14 @@ def profiled_steps(
             f" wanted ({warm_up} to warm up, {steps} timed, 2 between, {steps} profiled): train"
             " longer, or ask for fewer."
         )
+
+
+@contextmanager
+def as_called(script: Path, arguments: list[str]) -> Iterator[None]:
+    """A context in which a script finds its arguments and its folder, as Python starts it."""
+    path = [str(script.resolve().parent), *sys.path]
+    with patch.object(sys, "argv", [str(script), *arguments]), patch.object(sys, "path", path):
+        yield
 
 
 def clocks() -> tuple[float, float]:

@@ -16,17 +16,19 @@ import torch
 Work = Callable[[], object]
 
 
-def wall_seconds(work: Work) -> float:
-    start = time.perf_counter()
+def seconds_by(clock: Callable[[], float], work: Work) -> float:
+    start = clock()
     work()
-    return time.perf_counter() - start
+    return clock() - start
+
+
+def wall_seconds(work: Work) -> float:
+    return seconds_by(time.perf_counter, work)
 
 
 def cpu_seconds(work: Work) -> float:
     """Seconds that the CPU gave to this thread: those of PyTorch's other threads are not in it."""
-    start = time.thread_time()
-    work()
-    return time.thread_time() - start
+    return seconds_by(time.thread_time, work)
 
 
 def gpu_seconds(work: Work) -> float:

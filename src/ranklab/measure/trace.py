@@ -8,6 +8,7 @@ message.
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -31,21 +32,16 @@ def trace_step(model: nn.Module, loss: Callable[[], Tensor]) -> Trace:
     """Call loss() and its backward(). CPU only: on a GPU a call returns before its work is done. No
     hook stays."""
     arrived = []
-    hooks = [
-        parameter.register_post_accumulate_grad_hook(lambda _: arrived.append(time.perf_counter()))
-        for parameter in model.parameters()
-        if parameter.requires_grad
-    ]
-    try:
-        with CommunicationLog() as log:
-            begin = time.perf_counter()
-            value = loss()
-            forward = time.perf_counter()
-            value.backward()
-            end = time.perf_counter()
-    finally:
-        for hook in hooks:
-            hook.remove()
+    arrives = lambda _: arrived.append(time.perf_counter())
+    with ExitStack() as hooks, CommunicationLog() as log:
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                hooks.callback(parameter.register_post_accumulate_grad_hook(arrives).remove)
+        begin = time.perf_counter()
+        value = loss()
+        forward = time.perf_counter()
+        value.backward()
+        end = time.perf_counter()
     while (
         any(message.seconds is None for message in log.messages)
         and time.perf_counter() < end + LATE_SECONDS

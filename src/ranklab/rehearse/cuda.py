@@ -6,9 +6,10 @@ Everything is replaced for the rest of the process, which is the rehearsal's own
 import logging
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -281,8 +282,7 @@ def of_loaders():
     loader.__init__ = in_this_process
 
 
-@contextmanager
-def same_batch():
+def same_batch() -> AbstractContextManager:
     """A context in which each loader yields its first batch again and again."""
     loader = torch.utils.data.DataLoader
     iterate = loader.__iter__
@@ -291,8 +291,4 @@ def same_batch():
         first = next(iterate(self))
         yield from [first] * len(self)
 
-    loader.__iter__ = again
-    try:
-        yield
-    finally:
-        loader.__iter__ = iterate
+    return patch.object(loader, "__iter__", again)

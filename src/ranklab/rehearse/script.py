@@ -8,13 +8,13 @@ import gc
 import os
 import runpy
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, chdir, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ranklab.measure.profile import EnoughSteps
+from ranklab.measure.profile import EnoughSteps, as_called
 from ranklab.measure.waits import Wait, user_frame
 from ranklab.virtual import GPU, NoContents, VirtualStep
 from shardlab.common.shards import groups_of
@@ -306,8 +306,7 @@ def environment(ranks: int, rank: int, per_node: int) -> dict[str, str]:
     )
 
 
-@contextmanager
-def evaluated_once(now: Callable[[], bool]) -> Iterator[None]:
+def evaluated_once(now: Callable[[], bool]) -> AbstractContextManager:
     """A context in which a model that is called without gradients again, with inputs of the same
     shapes, gives what it gave before: nothing else could come of it, and many scripts evaluate
     hundreds of batches before their first step."""
@@ -329,11 +328,7 @@ def evaluated_once(now: Callable[[], bool]) -> Iterator[None]:
                 within.pop()
         return known[asked]
 
-    nn.Module.__call__ = once
-    try:
-        yield
-    finally:
-        nn.Module.__call__ = call
+    return patch.object(nn.Module, "__call__", once)
 
 
 def form_of(leaf):
@@ -344,17 +339,9 @@ def form_of(leaf):
 def as_started(script: Path, arguments: list[str], folder: Path) -> Iterator[None]:
     """A context in which the script finds its arguments, its folder, and a working folder that has
     links to everything in the one that it was started from: what it writes does not stay."""
-    before, start = (sys.argv, list(sys.path)), Path.cwd()
-    sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.resolve().parent))
-    link_entries(start, folder)
-    os.chdir(folder)
-    try:
-        with writes_stay_in(folder):
-            yield
-    finally:
-        os.chdir(start)
-        sys.argv, sys.path[:] = before
+    link_entries(Path.cwd(), folder)
+    with as_called(script, arguments), chdir(folder), writes_stay_in(folder):
+        yield
 
 
 @contextmanager

@@ -5,7 +5,7 @@ Outside of virtual time those of torch.cpu do nothing.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from unittest.mock import patch
 
 import torch
@@ -37,17 +37,15 @@ class VirtualStreams:
         finally:
             self.now = before
 
-    @contextmanager
-    def instead_of_torchs(self) -> Iterator[None]:
-        with patch.multiple(
+    def instead_of_torchs(self) -> AbstractContextManager:
+        return patch.multiple(
             torch.cpu,
             Stream=lambda device=None, priority=0: VirtualStream(self),
             Event=lambda **settings: VirtualEvent(self),
             stream=self.use,
             current_stream=lambda device=None: self.now,
             synchronize=lambda device=None: self.clock.synchronize(),
-        ):
-            yield
+        )
 
 
 class VirtualStream:
