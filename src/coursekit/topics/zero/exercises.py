@@ -43,64 +43,11 @@ def _bounds_of_all(solution, elements, ranks):
     return found
 
 
-def _owners(found, right, elements, ranks):
-    """Every element has one owner, and the shards are those of tensor_split."""
-    if sorted(found) == sorted(right):
-        rank = next(rank for rank in range(ranks) if found[rank] != right[rank])
-        whose = right.index(found[rank])
-        return (
-            f"rank {rank} has the shard of rank {whose}. Ranks are counted from 0, and the ring"
-            " leaves the sum of chunk r on rank r."
-        )
-    for rank, (start, end) in enumerate(found):
-        if start < 0 or end < start:
-            return (
-                f"rank {rank} has ({start}, {end}) of {elements} elements, and a slice from start"
-                " to end is wanted: start first, counted from 0, and the end, not the length."
-            )
-    for rank, (start, end) in enumerate(found):
-        if max(start, end) > elements:
-            return (
-                f"the shard of rank {rank}, ({start}, {end}), reaches beyond the end of"
-                f" {elements} elements: a slice there is short, and no error says so."
-            )
-    owners = [
-        [rank for rank, (start, end) in enumerate(found) if start <= element < end]
-        for element in range(elements)
-    ]
-    for element, of in enumerate(owners):
-        if len(of) > 1:
-            return (
-                f"two shards overlap: of {elements} elements, element {element} is in those of"
-                f" ranks {of[0]} and {of[1]}. The ranks before rank r have r * each elements, and"
-                " one more for each larger shard among them."
-            )
-        if not of:
-            return (
-                f"element {element} of {elements} has no owner: nobody reduces it, nobody updates"
-                " it, and nothing raises. The first elements % ranks shards have one more, and a"
-                " shard begins where the one before it ends."
-            )
-    sizes = [end - start for start, end in found]
-    if max(sizes) - min(sizes) > 1:
-        large, small = sizes.index(max(sizes)), sizes.index(min(sizes))
-        return (
-            f"every element has an owner, but rank {large} has {max(sizes)} of {elements} and rank"
-            f" {small} {min(sizes)}: the largest shard sets the peak. Deal the remainder out, one"
-            " to each of the first ranks."
-        )
-    return (
-        f"sizes differ by one, {sizes} of {elements}, and the order is another: the larger ones are"
-        " not the first. Every element has an owner, but this book's collectives cut otherwise."
-    )
-
-
 bounds_of_a_shard = topic.exercise(
     "bounds_of_a_shard",
     answer=_bounds_of_all,
     hint="divmod(elements, ranks) gives two numbers. How many elements are before this rank's?",
     cases=tuple(dict(elements=elements, ranks=4) for elements in (8, 10, 9, 11, 2)),
-    properties=(_owners,),
     right="every element has one owner, and no shard is more than one element larger than another.",
 )
 
@@ -268,7 +215,7 @@ states_on_two_ranks = topic.exercise(
 # --- divided by what ------------------------------------------------------------------------------
 
 # GPUs, of these data-parallel ranks, microbatches in a step
-_PLANS = ((8, 8, 1), (8, 4, 1), (8, 2, 3), (6, 3, 4))
+_PLANS = ((8, 2, 3), (8, 8, 1), (8, 4, 1), (6, 3, 4))
 
 
 def _reduced(solution, world_size, data_parallel, accumulation_steps):
@@ -315,72 +262,6 @@ def _clipped(solution, shards, max_norm):
     return answer_of_ranks(len(shards), work)
 
 
-def _scales(found, right, shards, max_norm):
-    """The number by which each rank scales, and the norm that goes with it."""
-    given = [torch.tensor(shard, dtype=torch.float64) for shard in shards]
-    norm = torch.cat(given).norm().item()
-    scales = []
-    for own, values in zip(given, found):
-        ratios = [new / old for new, old in zip(values, own.tolist()) if old]
-        if len(values) != len(own) or max(ratios) - min(ratios) > 1e-4:
-            return (
-                "the elements of a shard are scaled by different numbers, which turns the gradient"
-                " to another direction: one scale for all of it, max_norm over its norm."
-            )
-        scales.append(ratios[0])
-    if max(scales) - min(scales) > 1e-3 * max(scales):
-        return (
-            f"the ranks scale by different numbers, {scales[0]:.3g} on rank 0 and {scales[-1]:.3g}"
-            f" on rank {len(scales) - 1}, so the gradient as a whole changes its direction. The"
-            " norm is that of all shards, and every rank scales by the same number."
-        )
-    scale = scales[0]
-    if abs(scale - 1) < 1e-4:
-        return (
-            f"a norm of {norm:.3g} is as it was, and more than {max_norm:g}: a long gradient is"
-            " shortened, by max_norm over its norm, in place, gradient.mul_(...)."
-        )
-    if scale > 1:
-        return (
-            f"a norm of {norm:.3g} becomes {scale * norm:.3g}, longer than it was: the scale is"
-            " max_norm over the norm, and at most 1, for clipping only ever shortens."
-        )
-    norms = [one.norm().item() for one in given]
-    most = [one.abs().max().item() for one in given]
-    every = torch.cat(given)
-    known = {
-        sum(norms): "norms do not add up, squares do: 3 and 4 make 5. Sum the squares and take the"
-        " root once.",
-        norm**2: "the squares are summed, and nobody takes the root.",
-        norm / len(given) ** 0.5: "the norm is the root of the sum of all squares, not their mean"
-        " over the ranks.",
-        every.abs()
-        .sum()
-        .item(): "those are the sizes of the elements, added up: the norm is the root"
-        " of the sum of their squares.",
-        sum(
-            most
-        ): "those are the shards' largest elements, added up: the norm is the root of the sum"
-        " of all squares.",
-        max(
-            norms
-        ): "that is the largest of the ranks' norms: the norm of all is the root of the sum"
-        " of their squares.",
-        max_norm * norm: "that is right for a max_norm of 1 alone: the scale is max_norm over the"
-        " norm.",
-        sum(one**2 for one in most)
-        ** 0.5: "those are the shards' largest elements, and the norm is"
-        " the root of the sum of all squares.",
-    }
-    for length, said in known.items():
-        if abs(max_norm / scale - length) < 1e-3 * length:
-            return said
-    return (
-        f"the scale is that of a norm of {max_norm / scale:.4g}, and the norm of all shards is"
-        f" {norm:.4g}: the root of the sum of all squares."
-    )
-
-
 clip_by_the_norm_of_all = topic.exercise(
     "clip_by_the_norm_of_all",
     cases=tuple(dict(shards=shards, max_norm=max_norm) for shards, max_norm in _SHARDS),
@@ -391,7 +272,6 @@ clip_by_the_norm_of_all = topic.exercise(
     ),
     answer=_clipped,
     hint="Whose squares do you have? And what adds up over ranks: norms or squares?",
-    properties=(_scales,),
     right="squares summed over all ranks, one root, one scale that all ranks share.",
 )
 
@@ -420,34 +300,6 @@ def _states_of(saved, rank, ranks):
     return torch.cat(saved).tensor_split(ranks)[rank]
 
 
-def _owners_of_states(found, right, saved, ranks):
-    """Every saved state is on one rank, and beside its parameter."""
-    states = [value for shard in saved for value in shard]
-    if found[0] == states and ranks > 1:
-        return "that is everybody's states on every rank: what stage 1 is there to avoid."
-    for value in states:
-        where = [rank for rank, own in enumerate(found) if value in own]
-        if not where:
-            return (
-                f"state {value:g} of {len(states)} is on no rank: saved by {len(saved)}, resumed by"
-                f" {ranks}. Join the shards, then cut anew."
-            )
-        if len(where) > 1:
-            return f"state {value:g} is on ranks {where[0]} and {where[1]}: each has one owner."
-    if sorted(found) == sorted(right):
-        return (
-            "a neighbour's states. Where sizes agree nothing raises, and each parameter is updated"
-            " with another one's mean and variance."
-        )
-    if any(own != sorted(own) or own[-1] - own[0] >= len(own) for own in found if own):
-        return "the states are dealt out like cards. A shard is a run of neighbours."
-    return (
-        f"the shards have {[len(own) for own in found]} states, and the parameters"
-        f" {[len(own) for own in right]}: chunk rounds up, so it may cut elsewhere than"
-        " tensor_split. Whoever cut the parameters has to cut the states."
-    )
-
-
 states_of_the_own_shard = topic.exercise(
     "states_of_the_own_shard",
     _states_of,
@@ -459,7 +311,6 @@ states_of_the_own_shard = topic.exercise(
         "10 states saved by 3 ranks, resumed by 4",
     ),
     answer=_resumed,
-    properties=(_owners_of_states,),
     right="joined and cut anew, as the parameters are: it resumes on any number of ranks.",
 )
 
