@@ -159,7 +159,7 @@ class Passed(NamedTuple):
     isend_was_waited_for: bool
 
 
-def _passed_on(solution, n, size, longer=0):
+def _passed_on(solution, n, size, longer):
     """The arrays of each rank after solution(outgoing, room, dist); for each rank before it a chunk
     is `longer` elements longer."""
 
@@ -193,39 +193,17 @@ def _passed_on(solution, n, size, longer=0):
     return found
 
 
-def _from_another_rank(found, right, n, size, longer=0):
-    """Whose chunk has arrived, and what became of the room."""
-    sent = {rank: _numbers(rank, size + longer * rank).tolist() for rank in range(n)}
-    for rank, one in enumerate(found):
-        left = (rank - 1) % n
-        if one.arrived == sent[left]:
-            continue
-        whose = next((other for other, chunk in sent.items() if chunk == one.arrived), None)
-        if whose is not None:
-            return (
-                f"rank {rank} returns the chunk of rank {whose}, and that of its left neighbour,"
-                f" rank {left}, is wanted: send to (me + 1) % n, receive from (me - 1) % n."
-            )
-        if set(one.arrived) == {7.0}:
-            return (
-                "room is what was returned or sent: outgoing goes out, and what arrives is"
-                " returned."
-            )
-        return (
-            f"rank {rank} returns {one.arrived}, which no rank has sent: return the tensor that"
-            " recv has written into, as it is."
-        )
-    return None
-
-
 one_place_around_the_ring = topic.exercise(
     "one_place_around_the_ring",
-    cases=(dict(n=3, size=2), dict(n=4, size=1), dict(n=3, size=1, longer=1)),
+    cases=(
+        dict(n=3, size=2, longer=0),
+        dict(n=4, size=1, longer=0),
+        dict(n=3, size=1, longer=1),
+    ),
     words=("3 ranks, 2 elements", "4 ranks, 1 element", "3 ranks, chunks of 1, 2 and 3 elements"),
     answer=_passed_on,
     hint="dist.isend(tensor, rank) and dist.recv(tensor, rank): to whom, and from whom? The last"
     " rank's right neighbour is rank 0: % n.",
-    properties=(_from_another_rank,),
     right="isend to the right, recv from the left: nobody waits for a neighbour who sends, too.",
 )
 
@@ -233,71 +211,15 @@ one_place_around_the_ring = topic.exercise(
 pass_on = one_place_around_the_ring.reference
 
 
-def _sent_for_nothing(found, right, size):
-    """The sums are right: how they were sent."""
-    messages = sum(found.messages_of_each_rank)
-    if not messages:
-        return (
-            "the sum is right, and dist has made it. Build it yourself, with pass_on: what does"
-            " all_reduce do inside?"
-        )
-    if found.elements_sent == messages * size:
-        return (
-            f"the sum is right, but whole arrays travel, {messages} of them: a ring sends chunks,"
-            " and so 2 (n - 1) / n of an array over every link."
-        )
-    return (
-        f"the sums are right, in {messages} messages with {found.elements_sent} elements, and"
-        f" {sum(right.messages_of_each_rank)} with {right.elements_sent} are enough: in each round"
-        " n - 1 messages of one chunk a rank."
+def _first_that_is_no_sum(full, sums):
+    """(rank, element, how often each rank's part is in it) of the first element that is no sum of
+    all parts, rank r's being 10**r times 1, 2, 3, ...; no times where it is none of parts."""
+    rank, element = next(
+        (rank, k) for rank, own in enumerate(full) for k in range(len(own)) if own[k] != sums[k]
     )
-
-
-def _parts_in_each_element(found, right, n, size):
-    """How often each rank's part is in the elements: rank r brings 10**r times 1, 2, 3, ..."""
-    if found.full == right.full:
-        return _sent_for_nothing(found, right, size)
-    if all(
-        abs(n * value - wanted) < 1e-9
-        for own, wanted_of_all in zip(found.full, right.full)
-        for value, wanted in zip(own, wanted_of_all)
-    ):
-        return "that is the mean; all-reduce is to give the sum here."
-    own_chunks = [chunk.tolist() for chunk in torch.arange(size).tensor_split(n)]
-    if all(
-        (own[k] == wanted[k]) == (k in chunk)
-        for own, wanted, chunk in zip(found.full, right.full, own_chunks)
-        for k in range(size)
-    ):
-        return (
-            "each rank has the sum of its own chunk, and of no other: that is a reduce-scatter. The"
-            " second round, which hands the sums out, is missing, or does nothing with what"
-            " arrives."
-        )
-    where, element = next(
-        (rank, k)
-        for rank, (own, wanted) in enumerate(zip(found.full, right.full))
-        for k, pair in enumerate(zip(own, wanted))
-        if pair[0] != pair[1]
-    )
-    value = found.full[where][element] / (element + 1)
-    if value == int(value) and 0 <= value < 10**n:
-        times = [int(value) // 10**rank % 10 for rank in range(n)]
-        said = [
-            f"the part of rank {rank} {'is missing' if not count else f'is in it {count} times'}"
-            for rank, count in enumerate(times)
-            if count != 1
-        ]
-        return (
-            f"element {element} on rank {where} is no sum of all {n} parts:"
-            f" {', '.join(said)}. A part that is there twice was added to a sum that had it; one"
-            " that is missing was replaced, never sent, or added to what is no view of full."
-        )
-    whole = right.full[0][element]
-    return (
-        f"element {element} on rank {where} is {found.full[where][element]:.4g} and not"
-        f" {whole:g}: the sum itself is changed, or something else is added than the ranks' parts."
-    )
+    parts, n = full[rank][element] / (element + 1), len(full)
+    whole = parts == int(parts) and 0 <= parts < 10**n
+    return rank, element, [int(parts) // 10**part % 10 for part in range(n)] if whole else []
 
 
 CASES = (dict(n=2, size=4), dict(n=3, size=7), dict(n=4, size=9))
@@ -310,18 +232,8 @@ all_reduce_from_send_and_recv = topic.exercise(
     answer=_on_ranks,
     hint="Two loops over n - 1 steps. In step 1, 2, ... of the first, rank me sends chunk me - step"
     " and adds what arrives to chunk me - step - 1; the second hands the finished sums out.",
-    properties=(_parts_in_each_element,),
     right="+= in the first round, = in the second: a reduce-scatter and an all-gather.",
 )
-
-
-def _parts_in_each_chunk(found, right, n, size):
-    """The parts in arrays alone, however they were sent."""
-    if all(own == _numbers(rank, size).tolist() for rank, own in enumerate(found.full)):
-        return (
-            "nothing in full has changed: what the ring works on must be views of full, not copies."
-        )
-    return _parts_in_each_element(Summed(found.full, [], 0), Summed(right.full, [], 0), n, size)
 
 
 chunks_that_do_not_divide = topic.exercise(
@@ -335,7 +247,6 @@ chunks_that_do_not_divide = topic.exercise(
     ),
     answer=_held,
     hint="Which elements of full are in no chunk, where n does not divide their number?",
-    properties=(_parts_in_each_chunk,),
     right="n chunks, every element in one of them, whether n divides their number or not.",
 )
 
