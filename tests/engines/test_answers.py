@@ -81,5 +81,5 @@ def spoken_of(exercise, solution):
             asked_of = checker._alike_in_form(found, right) and not same(found, right)
             for asked in exercise.properties if asked_of else ():
                 with contextlib.suppress(*PASSED_OVER):
-                    line, _ = asked.speaking(found, right, **copy.deepcopy(case))
-                    yield exercise.name, line.condition, line.sentence
+                    for line, _ in asked.speaking(found, right, **copy.deepcopy(case)):
+                        yield exercise.name, line.condition, line.sentence

@@ -69,7 +69,8 @@ def test_an_exercise_that_no_lab_solves_is_named(topic):
 def test_the_first_line_that_is_true_speaks(found, a, said):
     """Must catch: a heading's condition that is not asked, or asked of the lines above it; the line
     `...` passed over; a rule that ends nothing; lines `each alone` that hide one another, or that
-    do not know the names above them."""
+    do not know the names above them; headings that are joined and hide one another, a line below
+    one that speaks beside the first; a full stop forgotten."""
     lists = decisions(LISTS).lists
     assert [one(found, 3 * a, a=a) for one in lists] == said
 

@@ -18,12 +18,15 @@ know `found`, `right`, the arguments of the `case`, the names of the topic's exe
 A rule, `---`, begins another list: of several, the one that speaks in most of the wrong cases is
 heard. Below `### each alone` every line is a list of its own, a formula that is named only where it
 gives the answer in every case, or, below a heading with a condition, evidence of the cases that
-meet it. Below `### errors` a term is a pattern in the text of an error. `## one, another` heads the
-lists of two exercises.
+meet it. Below `### joined by "; "` each heading is asked, and what they say becomes one sentence,
+with a full stop. Below `### errors` a term is a pattern in the text of an error. `## one, another`
+heads the lists of two exercises.
 """
 
 import math
-from collections.abc import Iterable
+import re
+import statistics
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -39,8 +42,9 @@ from .properties import OfRanks
 
 GIVEN = dict(math=math, torch=torch, drawn=drawn, nine_digits=nine_digits, same=same)
 GIVEN |= dict(share_of_each=share_of_each, times_of_parts=times_of_parts)
-GIVEN |= dict(Failure=Failure, OfRanks=OfRanks)
+GIVEN |= dict(Failure=Failure, OfRanks=OfRanks, statistics=statistics)
 _ERRORS, _EACH_ALONE, _RULE = "### errors", "### each alone", "---"
+_JOINED = re.compile('### joined by "(.+)"')
 _ALWAYS, _SAYS_NOTHING = "else", "..."
 
 
@@ -68,6 +72,7 @@ class DecisionList:
     where: str  # file and heading, for tracebacks
     groups: tuple[DecisionGroup, ...]
     of_all: bool = False  # whether it must speak in every case, as a formula does
+    joined: str = ""  # the words between what each heading says; empty where only one is heard
 
     def __post_init__(self):
         for group in self.groups:
@@ -78,11 +83,11 @@ class DecisionList:
                 _compiled(line.assignment, self.where, "exec")
 
     def __call__(self, found: Any, right: Any, **case) -> str | None:
-        spoken = self.speaking(found, right, **case)
-        return spoken and spoken[1]
+        said = [one for _, one in self.speaking(found, right, **case) if one]
+        return self.joined.join(said) + "." * bool(self.joined) if said else None
 
-    def speaking(self, found: Any, right: Any, **case) -> tuple[DecisionLine, str | None] | None:
-        """The first line that is true, and what it says."""
+    def speaking(self, found: Any, right: Any, **case) -> Iterator[tuple[DecisionLine, str | None]]:
+        """The first line that is true, and what it says; of each heading where they are joined."""
         given = dict(found=found, right=right, case=case)
         known = {**GIVEN, **vars(import_module(self.module)), **given, **case}
         for group in self.groups:
@@ -93,8 +98,10 @@ class DecisionList:
                     exec(_compiled(line.assignment, self.where, "exec"), known)
                 elif eval(self._asked(line.condition), known):
                     says_nothing = line.sentence == _SAYS_NOTHING
-                    return line, None if says_nothing else eval(self._told(group, line), known)
-        return None
+                    yield line, None if says_nothing else eval(self._told(group, line), known)
+                    if not self.joined:
+                        return
+                    break
 
     def _asked(self, condition: str) -> CodeType:
         return _compiled("True" if condition in ("", _ALWAYS) else condition, self.where)
@@ -120,13 +127,14 @@ class Decisions(NamedTuple):
 def decisions_of(blocks: Iterable[str], module: str, where: str) -> Decisions:
     """The decisions in the blocks of an exercise."""
     begun = [DecisionGroup("", "", [])]
-    lists, errors, kind = [(begun, False)], [], _RULE
+    lists, errors, kind = [(begun, False, "")], [], _RULE
     for block in blocks:
         term, colon, sentence = (" ".join(part.split()) for part in block.partition("\n: "))
         line = DecisionLine(term, sentence) if colon else DecisionLine("", assignment=term)
-        if block in (_RULE, _EACH_ALONE, _ERRORS):
+        joined = _JOINED.fullmatch(block)
+        if joined or block in (_RULE, _EACH_ALONE, _ERRORS):
             kind, begun = block, [DecisionGroup("", "", [])]
-            lists.append((begun, False))
+            lists.append((begun, False, joined[1] if joined else ""))
         elif kind == _ERRORS:
             errors.append((term, sentence))
         elif block.startswith("### "):
@@ -135,12 +143,12 @@ def decisions_of(blocks: Iterable[str], module: str, where: str) -> Decisions:
         elif kind == _EACH_ALONE and colon:
             *before, last = begun
             alone = [*before, last._replace(lines=[*last.lines, line])]
-            lists.append((alone, not last.condition))
+            lists.append((alone, not last.condition, ""))
         else:
             begun[-1].lines.append(line)
     told = [
-        DecisionList(module, where, tuple(groups), of_all)
-        for groups, of_all in lists
+        DecisionList(module, where, tuple(groups), *rest)
+        for groups, *rest in lists
         if any(line.sentence for group in groups for line in group.lines)
     ]
     return Decisions(tuple(told), tuple(errors))

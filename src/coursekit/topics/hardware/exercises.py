@@ -3,8 +3,7 @@
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate, product
-from statistics import mean, median
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -52,60 +51,6 @@ def _probe_played(solution, durations):
     return Probed(round(found, 9), looks[-1] - looks[0], looks[0] == 0)
 
 
-_ONE_CALL = "one call says little: whatever disturbs it is in your number. Take the median of all"
-_OF_TIMES = (
-    (median, ""),
-    (
-        mean,
-        "that is the mean: one call that something else has disturbed moves it. Take the median",
-    ),
-    (min, "that is the fastest of all: it will not happen again. Take the median"),
-    (max, "that is the slowest: what disturbed it says nothing about the work. Take the median"),
-    (sum, "that is the time of all repeats together; the time of one is wanted"),
-    (
-        lambda times: median(accumulate(times)),
-        "the clock was read once, before all repeats: each time has those before in it",
-    ),
-    (lambda times: times[0], _ONE_CALL),
-    (lambda times: times[-1], _ONE_CALL),
-    (
-        lambda times: median(times[1:] or times),
-        "you time a call and leave it out of the median, so one of the repeats is missing",
-    ),
-    (lambda times: 1000 * median(times), "those are milliseconds; seconds are wanted"),
-    (
-        lambda times: -median(times),
-        "a negative time: the later look at the clock minus the earlier one",
-    ),
-    (
-        lambda times: times[len(times) // 2],
-        "that is the middle one in the order in which they ran: sort the times by length first, as"
-        " statistics.median does",
-    ),
-)
-
-
-def _of_the_calls(found, right, durations):
-    """How many calls were timed, with or without the first, and what was made of their times."""
-    first, *others = durations
-    timed, n = found.calls_timed, len(others)
-    times = ([first] * found.first_call_was_timed + others * 2)[:timed] or others
-    number = {
-        n: "",
-        1: _ONE_CALL,
-        2 * n: "each repeat does the work twice: warm up once, before the loop",
-        n - 1: "one repeat too few: the warm-up is not one of them",
-        n + 1: "one repeat too many is in the median",
-    }
-    said = (
-        "the first call sets things up, and you time it with the others: do the work once before"
-        " the loop" * found.first_call_was_timed,
-        number.get(timed, f"{timed} calls are timed, and {n} repeats are wanted"),
-        next((words for of, words in _OF_TIMES if same(found.seconds, round(of(times), 9))), ""),
-    )
-    return "; and ".join(dict.fromkeys(filter(None, said))) + "." if any(said) else None
-
-
 seconds_of_some_work = topic.exercise(
     "seconds_of_some_work",
     cases=(
@@ -119,44 +64,35 @@ seconds_of_some_work = topic.exercise(
     answer=_probe_played,
     hint="Do the work once without a clock. Then look at the clock before and after each repeat,"
     " and take statistics.median of the differences.",
-    properties=(_of_the_calls,),
     right="one call to set up, then repeats that are timed one by one, and their median.",
 )
 
 
 # --- the intensity of a product -------------------------------------------------------------------
 
-_MATRICES = {
-    "the first matrix, what comes in,": "read",
-    "the second matrix, the weight,": "read",
-    "the result": "written to memory",
-}
 
-
-def _of_the_matrices(found, right, rows, columns, depth, element_bytes):
+class _Counted(NamedTuple):
     """How often each matrix moves, of how many operations, with how many bytes for a number."""
-    if rows == columns == depth:
-        return None
+
+    first: int
+    weight: int
+    result: int
+    operations: int
+    width: float
+
+
+def _how_it_was_counted(found, rows, columns, depth, element_bytes):
+    """The count that gives the answer, with as much right as can be; the right one if none does, or
+    several do, as for square matrices."""
     sizes = rows * depth, depth * columns, rows * columns
     counts = sorted(product((1, 0, 2), repeat=3), key=lambda moved: sum(n != 1 for n in moved))
-    widths = {
-        element_bytes: "",
-        1: "those are operations for each element; an element has element_bytes bytes",
-        8 * element_bytes: "those are operations for each bit: bytes are wanted, not bits",
-        1 / element_bytes: "element_bytes belongs below the line: the more bytes a number has, the"
-        " fewer operations for each byte",
-    }
+    widths = element_bytes, 1, 8 * element_bytes, 1 / element_bytes
     for moved, operations, width in product(counts, (2, 1, 4), widths):
         nbytes = width * sum(n * size for n, size in zip(moved, sizes))
-        if not nbytes or not same(found, operations * rows * depth * columns / nbytes):
-            continue
-        said = [
-            f"{name} moves once" if n else f"{name} has to be {does} too"
-            for (name, does), n in zip(_MATRICES.items(), moved)
-            if n != 1
-        ]
-        said += ["a multiplication and an addition are two operations"] * (operations != 2)
-        return f"{'; '.join(filter(None, [*said, widths[width]]))}."
+        square = rows == columns == depth
+        if nbytes and not square and same(found, operations * rows * depth * columns / nbytes):
+            return _Counted(*moved, operations, width)
+    return _Counted(1, 1, 1, 2, element_bytes)
 
 
 intensity_of_a_product = topic.exercise(
@@ -169,7 +105,6 @@ intensity_of_a_product = topic.exercise(
     ),
     hint="Count operations: two for each row, column and inner index. Then count the numbers of"
     " three matrices, and their bytes.",
-    properties=(_of_the_matrices,),
     right="two operations for each row, column and step of the sum; three matrices, each moved"
     " once.",
 )
@@ -194,25 +129,6 @@ attainable_rate = topic.exercise(
 
 # --- what a datasheet prints ----------------------------------------------------------------------
 
-TWICE = ("with sparsity", "both ways")
-
-
-def _counted_twice(found, right, printed, unit, counted):
-    ratio = found / right
-    if counted not in TWICE:
-        halved = "a rate that is dense, or one way, is what you can use: nothing to halve there."
-        return halved if same(ratio, 0.5) else None
-    return {
-        2.0: "a rate with sparsity counts multiplications by zeros that your matrices do not have:"
-        " half of the rate is dense."
-        if counted == "with sparsity"
-        else "a link that carries 900 GB/s both ways together carries half of that one way, and a"
-        " message goes one way.",
-        4.0: "what is counted twice is twice too much already: take half of it, not twice.",
-        0.5: "halved two times: once is enough.",
-    }.get(round(ratio, 9))
-
-
 usable_rate = topic.exercise(
     "usable_rate",
     cases=(
@@ -223,7 +139,6 @@ usable_rate = topic.exercise(
         dict(printed=63, unit="GB/s", counted="one way"),
     ),
     hint="What does a tera, a giga, a bit stand for? And what is counted twice?",
-    properties=(_counted_twice,),
     right="dense, one way, in bytes.",
 )
 
@@ -352,17 +267,6 @@ def _link_found(found):
     return _LinkFound(1e-7 < latency < 0.5, 1e6 < rate < 1e13, latency > 1e6)
 
 
-def _no_link(found, right):
-    if found.latency_looks_like_a_rate:
-        return "the other way round: first the latency."
-    said = [
-        "the latency is no number of seconds: is it in microseconds?" * (not found[0]),
-        "the bandwidth is no number of bytes a second: is it in GB, or the seconds of the large"
-        " message?" * (not found[1]),
-    ]
-    return " And ".join(filter(None, said))
-
-
 link_of_two_ranks = topic.exercise(
     "link_of_two_ranks",
     (3e-4, 3e9),
@@ -372,6 +276,5 @@ link_of_two_ranks = topic.exercise(
     of_a_value=True,
     hint="ranks(2) starts two ranks, in a with block. Both call time_message(nbytes, device=...),"
     " and run() hands back what each returns.",
-    properties=(_no_link,),
     right="a latency, and a rate without it: two numbers say how long any message takes.",
 )
