@@ -209,7 +209,7 @@ def test_bytes_of_losses(tokens, words, chunk, part, dtype):
 @pytest.mark.parametrize("mode", [0, 1, 2])
 def test_steps_of_optimizers(mode, count):
     """Must catch: operators of a loop without foreach's one call; a fused step that reads each
-    tensor again."""
+    tensor again, or writes gradients, which it does where it unscales them alone."""
     parameters = [torch.nn.Parameter(torch.randn(5, number + 1)) for number in range(count)]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
@@ -220,3 +220,7 @@ def test_steps_of_optimizers(mode, count):
     given["parameters"] = sum(parameter.numel() for parameter in parameters)
     assert value("optimizer_calls", **given) == len(moved.calls)
     assert value("optimizer_moved_bytes", **given) == moved.total
+    if mode == 2:
+        optimizer.grad_scale, optimizer.found_inf = torch.ones(()), torch.zeros(())
+        unscaled = moved_bytes(optimizer.step).calls[1].written - moved.calls[1].written
+        assert unscaled == 4 * given["parameters"]

@@ -81,6 +81,8 @@ def test_an_operator_takes_what_is_slower_memory_or_arithmetic():
         x + b  # b is read once
         torch.relu(x.expand(8, 32, 64))
         torch.zeros(10)
+        x.bernoulli_(0.5)  # written alone
+        b.random_()
         torch.ones(8, 8, device="meta") @ torch.ones(8, 8, device="meta")  # shapes alone
 
     made = lambda: (torch.ones(32, 64), torch.ones(64, 16), torch.ones(64))
@@ -91,8 +93,10 @@ def test_an_operator_takes_what_is_slower_memory_or_arithmetic():
         ("add", 2 * 8192 + 256),
         ("relu", 8192 + 8 * 8192),
         ("zeros", 40),
+        ("bernoulli_", 8192),
+        ("random_", 256),
     ]
-    assert step.launches == 5
+    assert step.launches == 7
     big = lambda dtype: lambda: [torch.ones(8192, 8192, dtype=dtype)] * 2
     for dtype, rate in ((torch.float32, 1000), (torch.bfloat16, 4000)):  # operations a nanosecond
         found, _ = spans_of(torch.mm, GPU(SIMPLE.flops_per_second, 1e12), big(dtype))

@@ -15,7 +15,7 @@ from shardlab.common.torch_internals import (
     FUSED_ATTENTION,
     FUSED_ATTENTION_BACKWARD,
     argument_names,
-    written_lists,
+    written_arguments,
 )
 
 from .hardware import Kernel
@@ -34,7 +34,9 @@ WITHOUT_KERNEL = operators(
 )
 LIBRARIES = "aten", "fsdp"  # fully_shard has operators of its own, which copy
 READ_VALUES = operators("_local_scalar_dense equal allclose is_nonzero")
-WRITE_ONLY = operators("copy_ fill_ zero_ normal_ uniform_ _foreach_copy_ _foreach_zero_")
+WRITE_ONLY = operators(
+    "copy_ fill_ zero_ normal_ uniform_ bernoulli_ random_ _foreach_copy_ _foreach_zero_"
+)
 # of their first tensor they take the shape or the dtype
 READ_NOTHING = operators("new_zeros new_ones new_full zeros_like ones_like full_like")
 # of their first tensor they read as many elements as they return
@@ -82,8 +84,7 @@ def cost(function, args: tuple, named: dict, result) -> Cost | None:
         out = tensors_in(given["out"])
         read = [value for name, value in given.items() if name != "out"]
     elif not out:  # written in place, in lists
-        written = [given.get(name) for name in written_lists(function) if name != "grads"]
-        out = tensors_in(written)
+        out = tensors_in(written_arguments(function, given))
     read = tensors_in(read)
     flops = multiplied_flops(packet, given, args, named, result)
     dtype = next((x.dtype for x in read if x.is_floating_point()), None) if flops else None

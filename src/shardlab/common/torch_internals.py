@@ -455,11 +455,14 @@ def argument_names(function: torch._ops.OpOverload) -> list[str]:
     return [argument.name for argument in function._schema.arguments]
 
 
-def written_lists(function: torch._ops.OpOverload) -> list[str]:
-    """The names of lists of tensors that the operator writes into, as fused optimizers do. Without
-    it, a virtual GPU counts what they read alone."""
+def written_arguments(function: torch._ops.OpOverload, given: dict) -> list:
+    """The arguments that the operator writes into, of those given by name. A fused optimizer writes
+    gradients where it unscales them alone. Without it, a virtual GPU counts reads alone."""
     arguments = function._schema.arguments
-    return [one.name for one in arguments if one.alias_info and one.alias_info.is_write]
+    written = {one.name for one in arguments if one.alias_info and one.alias_info.is_write}
+    if given.get("grad_scale") is None:
+        written.discard("grads")
+    return [value for name, value in given.items() if name in written]
 
 
 def changes_arguments(function: torch._ops.OpOverload) -> bool:

@@ -17,7 +17,7 @@ from ..common.torch_internals import (
     argument_names,
     storage_key,
     tree_leaves,
-    written_lists,
+    written_arguments,
 )
 
 ONLY_WRITTEN = {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_"}
@@ -45,7 +45,6 @@ class MovedBytes(TorchDispatchMode):
         results = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         given = dict(zip(argument_names(func), args)) | (kwargs or {})
-        written = {argument: tensors(given.get(argument)) for argument in written_lists(func)}
         read = {argument: tensors(value) for argument, value in given.items()}
         known = {storage_key(t.untyped_storage()) for t in tensors(given)}
         made = [t for t in tensors(results) if storage_key(t.untyped_storage()) not in known]
@@ -57,7 +56,7 @@ class MovedBytes(TorchDispatchMode):
             read["self"] = [given["self"][:, 0]]
         elif name == "nll_loss_backward" or name.endswith("_like"):  # a shape alone
             del read["self"]
-        changed = sum(written.values(), [])
+        changed = tensors(written_arguments(func, given))
         if (made or changed) and not name.startswith(("empty", "new_empty")):
             read = [t for argument in read.keys() - {"out"} for t in read[argument]]
             self.calls.append(

@@ -294,11 +294,11 @@ class StepsOfAnOptimizer(BOOK.section(source="torch.optim.AdamW", measured_by=_S
         )
 
     def optimizer_moved_bytes(q):
-        r"""S_\text{opt} | bytes | bytes that the step moves in fp32: 20 numbers a parameter, or 8
+        r"""S_\text{opt} | bytes | bytes that the step moves in fp32: 20 numbers a parameter, or 7
         if it is fused, and step counters"""
         return where(
             q.optimizer_mode > 1,
-            32 * q.parameters + 12 * q.optimizer_tensors,
+            28 * q.parameters + 12 * q.optimizer_tensors,
             80 * q.parameters + 8 * q.optimizer_tensors + 4 * q.optimizer_mode,
         )
 
