@@ -287,9 +287,11 @@ def test_from_a_shell(tmp_path, capsys):
 
 
 def test_a_file_that_is_no_model(tmp_path, capsys):
-    """Must catch: the list of the book's models instead of what is wrong with the file."""
+    """Must catch: the book's models listed behind what is wrong with the file."""
     path = tmp_path / "config.json"
     path.write_text('{"model_type": "whisper"}')
     asked = ["--gpu", "T4", "--gpus", "1", "--sequence", "16"]
     assert main(["fits", "--model", str(path), *asked]) == 2
-    assert "'whisper' is an architecture that the formulas do not know" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "'whisper' is an architecture that the formulas do not know" in said
+    assert "models by name" not in said

@@ -234,8 +234,8 @@ def any_layouts(options, seed):
 )
 def test_from_layout_to_layout(layouts, worlds, tmp_path):
     """Must catch: states of the first part alone saved; parts, or parameters, brought back in
-    another order; one step counter for all flat tensors; zeros behind them not counted; a tied
-    weight by its second name; the states of a plain model not saved; the host's copies not
+    another order; one step counter for all flat tensors; zeros behind them not counted; the
+    states of a plain model not saved; the host's copies not
     refreshed, so that the first step undoes the resuming; masters that begin anew from rounded
     weights, or are not found beside a model without shards; "module." in a file; decay of another
     group; the states of a unit's first parameter taken for all."""
@@ -432,10 +432,12 @@ def flip(path, place):
 
 def test_every_flipped_bit(two, tmp_path):
     """Mutations: a checksum of the weights only, or of the size; the manifest without one of its
-    own."""
+    own, or with the second name of a tied weight."""
     two.run(run_and_save, 3, str(tmp_path))
     place = tmp_path / "step-4"
     manifest = durable.read_json(place / "manifest.json")
+    names = {name for name, _ in Network().named_parameters()} | {"seen", "the optimizer"}
+    assert names == {*manifest["parts"][0]["contents"]}
     for name in ("rank-1.pt", "rest.pt"):
         path, (size, sha256) = place / name, manifest["files"][name]
         whole = path.read_bytes()
