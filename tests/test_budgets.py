@@ -5,24 +5,6 @@ import pytest
 from pages import ROOT
 
 
-@pytest.mark.parametrize(
-    "source, expected",
-    [
-        ("x = 1\n", 1),
-        ("x = 1\n\n\n# nothing\ny = 2\n", 2),
-        ('"""A long\ndocstring."""\nx = 1\n', 1),
-        ('def f():\n    """Says so."""\n    return 1\n', 2),
-        ("x = (\n    1,\n    2,\n)\n", 4),
-        ('x = """two\nrows"""\n', 2),
-        ("", 0),
-    ],
-)
-def test_lines_of_code(source, expected):
-    """Must catch: a comment, a docstring or an empty line counted as code, which would make people
-    write fewer of them."""
-    assert budgets.code_lines(source) == expected
-
-
 @pytest.fixture
 def root(tmp_path):
     """A repository with something in each part, every number just large enough."""

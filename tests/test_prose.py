@@ -174,16 +174,6 @@ def test_a_long_chapter_is_an_error(tmp_path, capsys):
     assert "tools/prose.py may say so" in capsys.readouterr().out
 
 
-def test_a_misspelled_word_is_found():
-    """Must catch: code read as words; a kept word reported; a word at the start of a sentence."""
-    known = {"teh": "the", "als": "also,"}
-    page = "Teh book says teh same, als `teh` does.\n"
-    assert [(word, to) for _, word, to in prose.misspelled(words.prose(page), known)] == [
-        ("Teh", "the"),
-        ("teh", "the"),
-    ]
-
-
 def test_pages_that_wait_are_there():
     """Must catch: a page that was renamed and leaves its allowance behind."""
     assert set(prose.KNOWN) <= {name for name, _ in prose.pages()}

@@ -23,18 +23,6 @@ def test_cells():
     assert "| parameters | 2,448,896 | equal |" in lines
 
 
-def test_text_is_aligned():
-    """Mutation: padding on the wrong side, or the rule as wide as the head only."""
-    assert repr(
-        Table(["part", "bytes"], [["parameters", 2448896], ["steps", 160]])
-    ).splitlines() == [
-        "part            bytes",
-        "----------  ---------",
-        "parameters  2,448,896",
-        "steps             160",
-    ]
-
-
 def test_a_row_for_each_rank():
     """Mutation: rounding printed with its digits, which differ between machines; rows counted from
     1."""

@@ -39,17 +39,6 @@ def test_no_row_is_too_long(packer, sequence):
         assert all(sum(length for _, length in row) == sequence for row in rows[:-1])
 
 
-def test_best_fit_takes_the_longest_that_fits():
-    """Must catch: the shortest that fits; a document that is cut although another would fit."""
-    assert best_fit_crop([3, 8, 5, 2, 9], 10) == [[(4, 9), (3, 1)], [(1, 8), (0, 2)], [(2, 5)]]
-    assert greedy_crop([3, 8, 5, 2, 9], 10) == [[(0, 3), (1, 7)], [(2, 5), (3, 2), (4, 3)]]
-    assert first_fit_decreasing([3, 8, 5, 2, 9], 10) == [
-        [(4, 9)],
-        [(1, 8), (3, 2)],
-        [(2, 5), (0, 3)],
-    ]
-
-
 def documents(vocabulary):
     maker = torch.Generator().manual_seed(0)
     return [torch.randint(vocabulary, (length,), generator=maker) for length in LENGTHS]

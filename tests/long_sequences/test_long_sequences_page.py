@@ -138,11 +138,3 @@ def test_the_page_has_the_recorded_race():
     )
     assert rows[1][1] == "{:.1f}\N{NO-BREAK SPACE}({:.1f})".format(*(1e3 * one for one in step))
     assert rows[1][4] == "{:.1f}\N{NO-BREAK SPACE}({:.1f})".format(*(1e-9 * one for one in peak))
-
-
-def test_pairs_of_a_part():
-    """Must catch: a token that does not see itself; keys after the query."""
-    assert lab.pairs_of(range(8)) == 36 and lab.pairs_of(range(24, 32)) == 228
-    assert lab.pairs_of([4, 5], [3, 4, 9]) == 4
-    evens = Given(context_parallel=4, sequence=8)
-    assert evens.causal_pairs == 4 * 132

@@ -49,15 +49,6 @@ def test_cast_and_back(dtype, block):
     assert torch.equal(from_float8(to_float8(exact, dtype, scaled=False)), exact)
 
 
-def test_too_large_without_a_scale():
-    """Cut to the largest number in every version of PyTorch.
-
-    Must catch: the cast alone, which is infinite in e5m2, and in e4m3 NaN in older versions."""
-    huge = torch.tensor([1e9, -465.0, 449.0])
-    assert from_float8(to_float8(1e3 * huge, E5M2, scaled=False)).tolist() == [57344, -57344, 57344]
-    assert from_float8(to_float8(huge, E4M3, scaled=False)).tolist() == [448, -448, 448]
-
-
 def test_what_a_scale_is_for():
     """Range and not precision: the error of a Gaussian is the same; bounds of zeros leave a factor
     of three. Must catch: scales that are not used; blocks that all have the tensor's scale; a page

@@ -12,7 +12,6 @@ from solved import Given
 from coursekit.lab import batches, small_gpt
 from coursekit.topics.mixture_of_experts import lab
 from coursekit.topics.mixture_of_experts.exercises import route
-from coursekit.topics.mixture_of_experts.explorer import EXPERTS_ON_RANKS
 from coursekit.topics.mixture_of_experts.pictures import (
     CHOSEN,
     SCORES_OF_A_TOKEN,
@@ -41,21 +40,6 @@ def test_the_stepper_loses_no_row(routing):
     assert len(data["frames"]) == len(data["say"]) == len(said) == 8
     most = max(map(len, local))
     assert f"Rank 0 has {most} rows" in said[5].detail or routing == 0
-
-
-@pytest.mark.parametrize(
-    "changes, waits",
-    [
-        (dict(collapsed_share=0), False),
-        (dict(collapsed_share=0.05), True),
-        (dict(capacity_factor=1), True),  # the others have fewer rows than an even share
-        (dict(expert_parallel=1), False),
-    ],
-)
-def test_ranks_wait_where_one_is_fuller(changes, waits):
-    """Must catch: ranks that wait for each other in balance."""
-    found = EXPERTS_ON_RANKS.compute(EXPERTS_ON_RANKS.start() | changes)
-    assert (" wait for it" in EXPERTS_ON_RANKS.say(found)) == waits
 
 
 def test_rows_that_travel_are_those_of_the_formula():

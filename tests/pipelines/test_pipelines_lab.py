@@ -7,11 +7,9 @@ from coursekit.formulas import quantities
 from coursekit.show.format import format_as
 from coursekit.topics.pipelines import pictures
 from coursekit.topics.pipelines.figures import pipeline_figure
-from coursekit.topics.pipelines.lab import idle_percent
 from coursekit.topics.pipelines.sleeping import median_step, seconds_of, stage_costs
 from shardlab.pipelines.schedules import (
     SCHEDULES,
-    Action,
     Kind,
     interleaved,
     one_f_one_b,
@@ -81,14 +79,6 @@ def test_the_costs_of_stages_are_those_of_the_fewest_seconds(lists, costs):
     action, begin, end = spans[0][0]
     spans[0][0] = Span(action, begin, end + 0.5)
     assert stage_costs(spans) == costs
-
-
-def test_idle_is_the_mean_over_ranks():
-    """Must catch: the rank that waits longest for all of them; a clock that begins late."""
-    steps = simulate(one_f_one_b(4, 8)).spans
-    assert idle_percent(steps) == 27
-    action = Action(0, Kind.FORWARD, 0)
-    assert idle_percent([[Span(action, 10, 20)], [Span(action, 10, 15)]]) == 25
 
 
 RANKS, MICROBATCHES = (

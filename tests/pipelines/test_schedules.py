@@ -237,13 +237,6 @@ def test_the_idle_time_of_h2_is_between_steps():
     assert [simulate(five(plan)).seconds for plan in (one, two)] == [5 * 24 + 5 * 3, 5 * 24 + 3]
 
 
-def test_in_flight_counts_until_the_weights_gradients():
-    """Must catch: memory said to be free after I, where W still needs it."""
-    kinds = {kind.value: kind for kind in Kind}
-    actions = [Action(0, kinds[letter], int(m)) for letter, m in ("F0", "I0", "F1", "W0", "I1")]
-    assert in_flight([actions]) == [2]
-
-
 def test_the_picture():
     """Must catch: columns that are not under each other once a number has two digits."""
     rows = picture(one_f_one_b(2, 11), {(1, 20)}).splitlines()

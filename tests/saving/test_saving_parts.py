@@ -19,7 +19,6 @@ from torch import nn
 
 from shardlab import zero
 from shardlab.saving import Damaged, durable, resume, save
-from shardlab.saving.parts import plain_names
 from shardlab.saving.together import reason
 from shardlab.tensor_parallel import apply_tensor_parallel
 from shardlab.tensor_parallel.hardened.plan import Whole
@@ -152,19 +151,6 @@ def test_another_number_of_parts(worlds, tmp_path):
         for said in worlds(dp * axes.get("pp", 1)).run(resumed_on, str(tmp_path / "run"), dp, axes):
             assert said.startswith("ValueError: step-2: "), said
             assert "pp" in axes or (", part 1 of 2, now it is " in said and "whole_state" in said)
-
-
-@pytest.mark.parametrize(
-    "names, plain",
-    [
-        (["module._orig_mod.a", "module.b._orig_mod.c"], ["a", "b.c"]),
-        (["_orig_mod.module.module.a", "module.b"], ["module.a", "b"]),
-        (["module.a", "b"], ["module.a", "b"]),
-    ],
-)
-def test_names_without_wrappers(names, plain):
-    """Must catch: "module." or "_orig_mod." in a file; a module of the reader's own, called so."""
-    assert list(map(plain_names(names), names)) == plain
 
 
 # --- saved beside training ------------------------------------------------------------------------

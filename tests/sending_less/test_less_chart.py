@@ -11,7 +11,6 @@ from pages import ROOT, chapter
 from coursekit.topics.sending_less import lab
 from coursekit.topics.sending_less.figures import (
     CHART_LINKS,
-    loss_at,
     recorded_chart,
     recorded_large,
     shortest_seconds,
@@ -38,12 +37,6 @@ def test_the_stepper_loses_nothing_with_feedback(feedback):
         assert (rest == [*step.kept]) == (feedback or step.number < 2)
     assert f"misses {sum(map(abs, rest))} of" in steps[-1].detail
     assert len(FRAMES.data(feedback)["frames"]) == len(steps) == FEEDBACK_STEPS + 1
-
-
-def test_a_loss_between_two_steps():
-    """Must catch: the step before or after; a loss beyond the last step."""
-    curve = {0: 4.0, 20: 3.0, 40: 2.0}
-    assert [loss_at(curve, step) for step in (0, 10, 30, 40, 99)] == [4, 3.5, 2.5, 2, 2]
 
 
 def test_the_recorded_chart():

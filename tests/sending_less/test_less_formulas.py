@@ -264,11 +264,3 @@ def test_published(row):
     """Must catch: a warm-up in 1 bit, a sixteenth of fp32, a message every step, bytes without
     places."""
     assert row.times_less == pytest.approx(row.published, rel=row.within)
-
-
-def test_power_sgd_of_the_page():
-    """GPT-2 124M: r(m + n) for mn. Must catch: vectors left out; small matrices cut."""
-    factors = {
-        r: value("times_less", **STEP, gradient_compressor=5, power_rank=r) for r in (1, 4, 32)
-    }
-    assert factors == pytest.approx({1: 387, 4: 135, 32: 19}, abs=0.5)
