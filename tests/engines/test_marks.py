@@ -7,6 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 from pages import ROOT
+from told import from_told, valued
 
 
 @pytest.fixture(scope="module")
@@ -26,17 +27,7 @@ def test_ranks_do_not_start_without_the_mark():
         world.run(int)
 
 
-@pytest.mark.parametrize(
-    "statement, starts",
-    [
-        ("from ranklab.ranks import ranks", True),
-        ("from ranklab import ranks as package", True),
-        ("from ranklab.ranks.links import two_hosts", True),
-        ("from notebook_kernel import notebook", True),
-        ("from coursekit.exercises import thread_ranks", False),
-        ("from ranklab.measure import ledger", False),
-    ],
-)
+@from_told("statement, starts", valued)
 def test_what_a_module_imports_marks_it(conftest, statement, starts):
     """Must catch: an import of the ranks that is not seen; threads taken for ranks."""
     module = ModuleType("test_some")

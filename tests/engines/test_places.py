@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from told import from_told, valued
 
 from coursekit.formulas import Registry
 from coursekit.formulas.places import Places, live
@@ -44,16 +45,7 @@ def book():
 TOP = ["top_bytes", "top_place", *(f"{part}_at_top_bytes" for part in ("gradients", "activations"))]
 
 
-@pytest.mark.parametrize(
-    ("kept", "made", "scratch", "there", "expected"),
-    [
-        (10, 3, 1, 1, [12, 1, 0, 10]),
-        (1, 5, 1, 1, [11, 2, 5, 0]),
-        (1, 5, 1, 0, [3, 1, 0, 1]),  # the place is not there
-        (5, 2, 1, 1, [7, 1, 0, 5]),
-        (3, 2, 1, 1, [5, 1, 0, 3]),  # equal: the first
-    ],
-)
+@from_told("kept, made, scratch, there, expected", valued)
 def test_the_largest_and_its_parts(book, kept, made, scratch, there, expected):
     """Must catch: the last of equal places; a place that is not there, or is only shown, as the
     largest; a category that another place has; `usual` where the place says 0."""

@@ -9,6 +9,7 @@ import re
 import pytest
 from forked_script import forked
 from pages import ROOT
+from told import from_told, valued
 
 from workshop import room
 from workshop.room import seats
@@ -80,26 +81,7 @@ GOOD = dict(
 OTHER_LAB = dict(lab=4, section="", exercises={}, measured={})
 
 
-@pytest.mark.parametrize(
-    "field, value",
-    [
-        *[("ready", each) for each in ([], "yes", 5)],
-        *[("labs", each) for each in (None, [5], [OTHER_LAB], [{**OTHER_LAB, "lab": None}], {})],
-        *[("labs", [{**GOOD["labs"][0], "exercises": each}]) for each in ([], None, {"a": 1})],
-        *[("labs", [{**GOOD["labs"][0], "measured": each}]) for each in (None, [], {"x": "3"})],
-        ("predictions", []),
-        *[
-            ("predictions", {"04": {"x": each}})
-            for each in (10**400, True, float("nan"), float("inf"), 1e40, [1])
-        ],
-        *[("name", each) for each in (None, 5, ["Ada"])],
-        *[("reports", each) for each in ({}, [[]], [5])],
-        ("missing", [["4 ranks"]]),
-        ("missing", ["x"] * 10_000),
-        ("schema", []),
-        ("more", 1),
-    ],
-)
+@from_told("field, value", valued)
 def test_a_field_of_another_type_damages_its_own_file_only(shared, field, value):
     """Must catch: one learner's file that ends the report of the class in a traceback."""
     (shared / "good.json").write_text(json.dumps(GOOD))
@@ -140,19 +122,7 @@ def test_no_sign_that_a_terminal_obeys_reaches_the_instructor(shared):
     assert given["name"][: room.LONGEST_NAME] in said and "\u200c" in said
 
 
-@pytest.mark.parametrize(
-    "name, content",
-    [
-        ("06-x.ipynb", '{"cells": [{"cell_type": "code", "source": "", "outputs": "abc"}]}'),
-        (
-            "06-x.ipynb",
-            '{"cells": [{"cell_type": "code", "source": "", "outputs": [{"data": []}]}]}',
-        ),
-        *[(name, "[" * 100_000) for name in ("06-x.ipynb", "6.predictions.json", "6.report.json")],
-        ("6.predictions.json", '{"x": NaN}'),
-        ("6.report.json", "[]"),
-    ],
-)
+@from_told("name, content", valued)
 def test_a_damaged_file_is_not_handed_in(labs, shared, name, content):
     """Must catch: a traceback for a learner's damaged file, or a file that damages what is handed
     in, so that the instructor sees nothing of this learner."""

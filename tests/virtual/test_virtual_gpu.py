@@ -8,7 +8,7 @@ import json
 import re
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import partial  # noqa: F401 (told.md names it)
 
 import numpy as np  # noqa: F401 (told.md names it)
 import pytest
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from operators import Operators
 from solved import Given
-from told import from_told
+from told import from_told, valued
 from torch import nn  # noqa: F401 (told.md names it)
 
 from coursekit.lab.virtual import recorded_gpu
@@ -113,20 +113,7 @@ ADAMW, SGD = torch.optim.AdamW, torch.optim.SGD
 
 @pytest.mark.slow
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    "make, tensors, elements, launches",
-    [
-        (partial(ADAMW, foreach=False), 60, 16, 480),
-        (ADAMW, 60, 16, 8),  # as CUDA's default
-        (partial(ADAMW, foreach=True), 60, 16, 8),
-        (partial(SGD, lr=0.1), 60, 16, 1),
-        (torch.optim.Adagrad, 60, 16, 5),
-        (partial(ADAMW, fused=True), 252, 16, 2),  # as many tensors as the kernel takes
-        (partial(ADAMW, fused=True), 253, 16, 3),
-        (partial(ADAMW, fused=True), 2, 1120 << 16, 2),  # as many chunks
-        (partial(ADAMW, fused=True), 2, (1120 << 16) + 1, 3),
-    ],
-)
+@from_told("make, tensors, elements, launches", valued)
 def test_an_update_has_the_launches_that_cuda_has(make, tensors, elements, launches):
     """Must catch: a launch for each parameter where CUDA's default is one for a list; one launch
     for a list that a kernel cannot take whole; PyTorch left changed behind the block."""

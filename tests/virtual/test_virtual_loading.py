@@ -3,6 +3,7 @@
 import pytest
 import torch
 from solved import Given
+from told import from_told, valued
 
 from coursekit.formulas import evaluate
 from ranklab.virtual import GPU, VirtualGPU, VirtualLoader
@@ -91,17 +92,7 @@ def copied(kind):
     return step
 
 
-@pytest.mark.parametrize(
-    "kind, ms, waits",
-    [
-        ("pageable", 3 * (64 + 32), 3),
-        ("pageable, non-blocking", 3 * (64 + 32), 3),
-        ("pinned", 3 * (32 + 32), 3),
-        ("pinned, non-blocking", 3 * (32 + 32), 0),
-        ("pinned, own stream", 3 * 32 + 32, 0),
-        ("pageable, own stream", 3 * 64 + 32, 3),
-    ],
-)
+@from_told("kind, ms, waits", valued)
 def test_four_kinds_of_copies(kind, ms, waits):
     """Must catch: pageable memory that lets the host go on, because it was asked to; a copy at the
     speed of pinned memory; a copy in the stream that computes, beside a kernel."""

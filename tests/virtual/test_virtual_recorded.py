@@ -12,6 +12,7 @@ from docutils import nodes
 from pages import ROOT
 from test_virtual_gpu import SIMPLE, spans_of
 from test_virtual_race import RECORDED
+from told import from_told, valued
 
 from bookkit.recorded import _virtual_races
 from bookkit.traces import stored, stored_names, with_error
@@ -34,15 +35,7 @@ def test_rungs_that_nothing_was_fitted_to():
     assert all(abs(row.value - 1) <= MOST_OFF for row in held), held
 
 
-@pytest.mark.parametrize(
-    "name, times, nodes, middle, widest",
-    [
-        ("A100 SXM 80GB", [1e-6 * time for time in published.A100], 1, (0.85, 1.0), (0.55, 1.1)),
-        ("H200 SXM", published.H200, 1, (0.9, 1.1), (0.75, 1.35)),
-        ("B200 SXM", published.B200, 1, (0.8, 1.1), (0.5, 1.2)),
-        ("B200 SXM", published.FOUR_B200, 4, (0.9, 1.15), (0.75, 1.25)),
-    ],
-)
+@from_told("name, times, nodes, middle, widest", valued)
 def test_messages_take_the_time_of_published_ones(name, times, nodes, middle, widest):
     """Nothing is fitted. Must catch: one protocol for all sizes; a ring of 14 steps for a short
     message; no switch that adds; latencies of a node between nodes."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 from pages import ROOT, chapter
 from solved import Given
+from told import cells, from_told
 
 from coursekit.formulas import evaluate
 from coursekit.planner.runs_published import PUBLISHED_RUNS
@@ -92,14 +93,7 @@ def recorded(name: str, rung: str) -> float:
     return next(rows).value
 
 
-@pytest.mark.parametrize(
-    "words, rung",
-    [
-        ("fp32", "fp32"),
-        ("autocast to bf16",) * 2,
-        ("six changes later, blocks compiled", "six rungs later, blocks compiled"),
-    ],
-)
+@from_told("words, rung", cells)
 def test_busy_is_not_fast(words, rung):
     """Must catch: a number that a newer recording no longer has; busy and MFU exchanged."""
     busy, mfu = (recorded(f"one_gpu.{name}", rung.split(", ")[-1]) for name in ("gpu_busy", "mfu"))

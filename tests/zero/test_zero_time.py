@@ -5,6 +5,7 @@ import random
 
 import pytest
 from solved import Given, value
+from told import from_told, valued
 
 from coursekit.formulas import evaluate, events, quantities
 from coursekit.topics.zero.timeline import BACKWARD, FORWARD, MICROBATCH
@@ -86,20 +87,7 @@ def test_closed_forms_are_the_simulation():
             assert found["zero_exposed_seconds"] == pytest.approx(sum(exposed.values()), **near)
 
 
-@pytest.mark.parametrize(
-    "stage, forward, backward, sync, counts",
-    [
-        (0, None, None, None, (0, 0, 1, 2)),
-        (1, None, None, None, (1, 0, 1, 2)),
-        (2, None, None, None, (1, 0, 8, 9)),
-        (3, None, None, None, (8, 8, 8, 24)),
-        (3, 0, None, None, (8, 0, 8, 16)),
-        (3, None, 0, None, (1, 8, 8, 17)),
-        (3, 0, 0, None, (1, 0, 8, 9)),
-        (3, 0, 0, 0, (1, 0, 1, 2)),
-        (3, None, None, 0, (8, 8, 1, 17)),
-    ],
-)
+@from_told("stage, forward, backward, sync, counts", valued)
 def test_how_often_a_step_communicates(stage, forward, backward, sync, counts):
     """Must catch: 3k as the only number of stage 3."""
     switches = dict(
