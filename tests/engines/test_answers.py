@@ -21,7 +21,6 @@ UNREACHED = dict(  # lines for which nobody has written an answer yet: none come
     mixed_precision=1,
     saving=3,
     slow_to_fast=2,
-    tensor_parallelism=1,
     where_the_memory_goes=11,
     which_layout=1,
 )

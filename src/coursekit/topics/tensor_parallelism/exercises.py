@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.utils.flop_counter import flop_registry
 
-from coursekit.exercises.answers import drawn, list_of_ranks, nine_digits, share_of_each
+from coursekit.exercises.answers import drawn, list_of_ranks, nine_digits
 from coursekit.exercises.edits import Topic
 from coursekit.exercises.properties import OfRanks
 from coursekit.exercises.thread_ranks import value_of_ranks
@@ -131,50 +131,6 @@ _ACTIVATIONS = {
 }
 
 
-def _parts_of_the_mlp(found, right, n, hidden, inner):
-    """Which parts of up and of down were multiplied, and what stood between them."""
-    x, up, down = drawn(n, (2, hidden), (inner, hidden), (hidden, inner))
-    for name, activation in _ACTIVATIONS.items():
-        if nine_digits(activation(x @ up.T) @ down.T) == found[0].output:
-            return f"between the two products stands {name}, and GELU is wanted: F.gelu."
-    inner = [F.gelu(x @ part.T) for part in up.tensor_split(n)]
-    terms = {
-        f"the term of rank {rank}": one @ part.T
-        for rank, (one, part) in enumerate(zip(inner, down.tensor_split(n, 1)))
-    }
-    parts = zip(up.tensor_split(n), down.tensor_split(n, 1))
-    if nine_digits(sum(F.gelu(x @ a.T @ b.T) for a, b in parts)) == found[0].output:
-        return "GELU stands behind the second product, and its place is between the two."
-    alike = all(one.output == found[0].output for one in found)
-    if words := alike and share_of_each(found[0].output, terms):
-        return f"y is the sum of the ranks' terms, each once: {words}."
-    if share_of_each(
-        (torch.tensor(right[0].output) - torch.tensor(found[0].output)).tolist(), {"x": x}
-    ):
-        return "x is added to y, which the MLP does not do: its residual is added outside."
-    if not alike:
-        return (
-            "the ranks have different y: leave hands back the sum, and your term stays what it was:"
-            " return leave(term), and do no more to it on one rank alone."
-        )
-    for name, parts in (
-        ("parts", down.tensor_split(n, 1)),
-        ("columns", [down[:, rank::n] for rank in range(n)]),
-    ):
-        mixed = {
-            f"{a}{b}": one @ part.T
-            for a, one in enumerate(inner)
-            for b, part in enumerate(parts)
-            if one.shape[1] == part.shape[1]
-        }
-        if share_of_each(found[0].output, mixed):
-            return (
-                f"the {name} of up and down that a rank multiplies do not belong together: take the"
-                " same inner columns of both, the same rank of each split."
-            )
-    return None
-
-
 mlp_on_ranks = topic.exercise(
     "mlp_on_ranks",
     cases=(dict(n=2, hidden=4, inner=8), dict(n=3, hidden=5, inner=9)),
@@ -182,7 +138,6 @@ mlp_on_ranks = topic.exercise(
     answer=_mlp_of_ranks,
     hint="GELU needs whole inner numbers. Which part of up makes some inner numbers"
     " complete, and which part of down takes just those?",
-    properties=(_parts_of_the_mlp,),
     right="columns, GELU, rows, one sum: the inner columns never meet.",
 )
 
@@ -246,20 +201,6 @@ def _left(solution, n):
 
 _TWO_RANKS_AND_THREE = (dict(n=2), dict(n=3))
 
-# what PyTorch says of an autograd function, and what it means there
-_ERRORS_OF_A_PAIR = (
-    (
-        "different than None at position",
-        "A backward returns its gradients in the order of the arguments of forward: that of"
-        " the tensor first, then None for dist.",
-    ),
-    (
-        "has no attribute 'dist'",
-        "backward needs dist, which forward is given: keep it there, ctx.dist = dist.",
-    ),
-)
-
-
 enter_columns = topic.exercise(
     "enter_columns",
     cases=_TWO_RANKS_AND_THREE,
@@ -267,13 +208,6 @@ enter_columns = topic.exercise(
     answer=_entered,
     hint="Forward, every rank has the same x and sends nothing. Backward, each rank has"
     " the gradient of x through its own part alone: what are they together?",
-    errors=(
-        *_ERRORS_OF_A_PAIR,
-        (
-            "must match the size",
-            "Forward hands x on as it is, whole: the columns' weights are cut, and not x.",
-        ),
-    ),
     right="nothing in forward; in backward, the parts of x's gradient are added up.",
 )
 
@@ -284,13 +218,6 @@ leave_rows = topic.exercise(
     answer=_left,
     hint="Forward, terms are added up. The sum is whole on every rank, and so is its"
     " gradient: what is left to send backward?",
-    errors=(
-        *_ERRORS_OF_A_PAIR,
-        (
-            "must match the size",
-            "A term has the size of the sum: forward adds the ranks' terms up, and cuts nothing.",
-        ),
-    ),
     right="in forward, the terms are added up; in backward, each rank has y's gradient already.",
 )
 
@@ -350,33 +277,12 @@ def vectors(tokens, weight, begin, end):
     return x * here.unsqueeze(-1)
 
 
-def _owners_of_a_vector(found, right, vocabulary, n):
-    """Each token's vector in the sum is to be that of one rank."""
-    (weight,) = drawn(vocabulary, (vocabulary, 2))
-    for token, wanted in enumerate(weight):
-        got = torch.tensor(found[2 * token : 2 * token + 2], dtype=weight.dtype)
-        if not got.any():
-            return (
-                f"nobody gives the vector of token {token}: the sum over the ranks is zeros there."
-            )
-        if torch.allclose(got, 2 * wanted):
-            return f"two ranks give the vector of token {token}: the sum has it twice."
-        if not torch.allclose(got, wanted):
-            return (
-                f"the sum over the ranks has another vector for token {token}: a rank gives a row"
-                " that is not the token's, or one for a token that it does not have. Its row 0 is"
-                " the vector of token `begin`, and other ranks' tokens are zeros."
-            )
-    return None
-
-
 own_vectors = topic.exercise(
     "own_vectors",
     vectors,
     cases=(dict(vocabulary=8, n=2), dict(vocabulary=11, n=3)),
     words=("all 8 tokens on 2 ranks", "all 11 tokens on 3 ranks"),
     answer=_embedded,
-    properties=(_owners_of_a_vector,),
     right="each token has one rank that gives its vector, and zeros from the others.",
 )
 
@@ -415,69 +321,6 @@ def _loss_of_ranks(solution, n, vocabulary, largest):
     return value_of_ranks(n, work)
 
 
-def _another_loss(found, right, n, vocabulary, largest):
-    """Losses that are made of the right sums, and the right one in too many messages."""
-    losses, messages = [one.loss for one in found], found[0].number_of_messages
-    if losses == [one.loss for one in right] and messages > right[0].number_of_messages:
-        return (
-            f"right, in {messages} messages, and {right[0].number_of_messages} are enough: one for"
-            " the largest scores, one for both sums, stacked."
-        )
-    if not all(isinstance(one, float) for one in losses):
-        return None
-    if not all(math.isclose(one, losses[0], rel_tol=1e-8) for one in losses):
-        return (
-            f"the ranks have different losses, {losses[0]:.4g} on rank 0 and {losses[-1]:.4g}"
-            f" on rank {n - 1}: each has the exponentials of its own part of the vocabulary, and"
-            " one alone has a target. Both are to be summed over the ranks, for every token."
-        )
-    if messages == 1:
-        return (
-            "one message, and two are needed: each rank subtracts a largest score of its own, which"
-            " is right by luck at most, or takes the logarithm of its own part of the vocabulary."
-            " The first message finds the largest over all ranks, the second has both sums."
-        )
-    scores, targets = _scores_and_targets(n, vocabulary, largest)
-    top = scores.amax(1)
-    total, target = (scores - top[:, None]).exp().sum(1), scores[range(4), targets] - top
-    known = {
-        (total.log() - target).sum(): "that is the sum over the tokens; the mean is wanted.",
-        (target - total.log()).mean(): "that is the loss with a negative sign: the logarithm of the"
-        " sum minus the target's score.",
-        (total.log() + target).mean(): "the loss is the logarithm of the sum minus the target's"
-        " score, not plus.",
-        (total - target).mean(): "the logarithm is missing: the loss is log of the sum of"
-        " exponentials, minus the target's score.",
-        ((total / n).log() - target / n).mean(): "AVG divides by the number of ranks: both are sums"
-        " over the vocabulary, not means over ranks.",
-        (total.log2() - target).mean(): "that is a logarithm to the base 2: total.log() is wanted.",
-        (total.log() - target).max(): "that is the largest of the tokens' losses; their mean is"
-        " wanted.",
-        (total.log() - target).min(): "that is the least of the tokens' losses; their mean is"
-        " wanted.",
-        (
-            total.log() - target + top
-        ).mean(): "the largest score is subtracted in both, so both cancel:"
-        " nothing of it is to be added again.",
-        (total.log() - target.exp()).mean(): "the target's score stays as it is: no exp().",
-        ((total / scores.shape[1]).log() - target).mean(): "that is the mean of the exponentials,"
-        " whose sum is wanted: sum(1).",
-        (
-            (total * n / scores.shape[1]).log() - target
-        ).mean(): "that is the mean of the exponentials, whose sum is wanted: sum(1).",
-        total.log().mean(): "the target's score is missing: that is the logarithm of the sum.",
-        -target.mean(): "the sum of exponentials is missing: that is the target's score alone.",
-        (
-            (n * total).log() - n * target
-        ).mean(): "each rank's sums are counted as often as there are"
-        " ranks: what is summed already is summed again.",
-    }
-    return next(
-        (said for value, said in known.items() if math.isclose(losses[0], value, rel_tol=1e-8)),
-        None,
-    )
-
-
 loss_of_cut_scores = topic.exercise(
     "loss_of_cut_scores",
     cases=(
@@ -490,7 +333,6 @@ loss_of_cut_scores = topic.exercise(
     hint="The loss of a token is log(sum of exp(score - largest)) - (target's score -"
     " largest). Which of these three does one rank know alone? An all-reduce with"
     " MAX first, then one with both sums stacked.",
-    properties=(_another_loss,),
     right="two messages, with three numbers in all for each target, whatever the vocabulary.",
 )
 
@@ -561,12 +403,15 @@ class _Summed(NamedTuple):
     number_of_messages: int
 
 
+def _gradients_of(rank):
+    return dict(zip(_NAMES, drawn(100 + rank, *[(3,), (2, 2), (4,)] * 2)))
+
+
 def _summed_of_ranks(solution, n):
     """Each rank's gradients afterwards, and its messages."""
 
     def work(dist):
-        rank = dist.get_rank()
-        gradients = dict(zip(_NAMES, drawn(100 + rank, *[(3,), (2, 2), (4,)] * 2)))
+        gradients = _gradients_of(dist.get_rank())
         tensors = list(gradients.values())
         if solution(gradients, set(_CUT), dist) is ...:
             return ...
@@ -583,42 +428,12 @@ def sum_whole(gradients, cut, dist):
         gradient.copy_(part.view(gradient.shape))
 
 
-def _what_was_summed(found, right, n):
-    """Names whose gradient is not what it should be, and what it is instead."""
-    own = [drawn(100 + rank, *[(3,), (2, 2), (4,)] * 2) for rank in range(n)]
-    for place, name in enumerate(_NAMES):
-        mine, total = own[0][place], sum(each[place] for each in own)
-        got = torch.tensor(found[0].gradients[place], dtype=mine.dtype).view(mine.shape)
-        if name in _CUT and torch.allclose(got, total):
-            return (
-                f"{name} is cut, and you have summed its gradient over the ranks: it has seen all"
-                " tokens already, and each rank has another part of the weight."
-            )
-        if name not in _CUT and torch.allclose(got, mine):
-            return (
-                f"{name} is whole on every rank, and rank 0 still has the gradient of its own"
-                " tokens alone: whatever is not in `cut` is summed, in place: a new tensor in the"
-                " dictionary is not the model's."
-            )
-        if name not in _CUT and torch.allclose(got, torch.stack([g[place] for g in own]).amax(0)):
-            return f"{name} is the largest of the ranks' gradients: their sum is wanted."
-    if found[0].number_of_messages > 1 and all(
-        mine.gradients == theirs.gradients for mine, theirs in zip(found, right)
-    ):
-        return (
-            f"right, in {found[0].number_of_messages} messages: a few kilobytes each, so nearly all"
-            " of it is latency. Put them in one flat tensor."
-        )
-    return None
-
-
 gradients_of_own_tokens = topic.exercise(
     "gradients_of_own_tokens",
     sum_whole,
     cases=(dict(n=2), dict(n=3)),
     words=("2 ranks", "3 ranks"),
     answer=_summed_of_ranks,
-    properties=(_what_was_summed,),
     right="everything that is whole, as a sum, in one message.",
 )
 
