@@ -2,7 +2,6 @@
 can hang."""
 
 import copy
-import math
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -26,71 +25,38 @@ topic = Topic(__name__)
 # --- the mean of the gradients --------------------------------------------------------------------
 
 
-def _no_mean(found, right, own, kept):
-    """The cause of wrong means, by how often the gradients that the ranks had, `own`, are in those
-    that they have; `kept` is said where no rank has anything of another."""
-    n = len(found)
-    wrong = [
-        k for k in range(len(right[0])) if not all(same(f[k], r[k]) for f, r in zip(found, right))
+class _Mixed(NamedTuple):
+    """How often the gradients that ranks brought are in those that they have, of the first that is
+    wrong."""
+
+    only: str  # which one that is, where others are right
+    givers: list[int]  # the ranks that brought more than zeros
+    times: list[list[float]]  # on each rank, of each giver
+    others: set  # of the times, those of another rank's gradient
+    own: str  # how often a giver has its own, unless that is once
+
+
+def _mixed(found, right) -> _Mixed | None:
+    """None where a gradient is no sum of those that were brought."""
+    means = right[0].gradients
+    right_on_all = [
+        all(same(one.gradients[k], mean) for one in found) for k, mean in enumerate(means)
     ]
-    only = f"gradient {wrong[0]} alone is wrong: " if len(wrong) < len(right[0]) else ""
-    givers = [rank for rank in range(n) if own[rank][wrong[0]].any()]
-    mixed = [
-        times_of_parts(one[wrong[0]], [own[rank][wrong[0]] for rank in givers]) for one in found
-    ]
-    if None in mixed:
+    wrong = right_on_all.index(False)
+    brought = [torch.tensor(one.brought[wrong]) for one in found]
+    givers = [rank for rank, gradient in enumerate(brought) if gradient.any()]
+    parts = [brought[rank] for rank in givers]
+    times = [times_of_parts(one.gradients[wrong], parts) for one in found]
+    if None in times:
         return None
-    others = {t for r, row in enumerate(mixed) for giver, t in zip(givers, row) if giver != r}
-    if others == {0}:
-        mine = [mixed[rank][givers.index(rank)] for rank in givers]
-        return only + kept.format(times="" if set(mine) == {1} else f" {_listed(mine)} times")
-    if len({t for row in mixed for t in row if t}) == len({tuple(row) for row in mixed}) == 1 and (
-        mixed[0].count(0) == len(givers) - 1 > 0
-    ):
-        giver = givers[next(k for k, times in enumerate(mixed[0]) if times)]
-        return (
-            f"{only}all ranks have rank {giver}'s gradient, as after a broadcast: all_reduce gives"
-            " them the sum over all ranks."
-        )
-    rank = next(r for r, row in enumerate(mixed) if any(abs(t - 1 / n) > 1e-4 for t in row))
-    if all(
-        abs(times - (giver == rank) - 1 / n) < 1e-4 for giver, times in zip(givers, mixed[rank])
-    ):
-        return (
-            f"{only}rank {rank} has the mean and, on top of it, its own gradient: write the mean"
-            " over what was there, gradient.copy_(mean)."
-        )
-    if len(set(mixed[rank])) > 1:
-        said = [
-            f"{times:g} times that of rank {giver}" for giver, times in zip(givers, mixed[rank])
-        ]
-        return (
-            f"{only}rank {rank} has {', '.join(said)}: a mean has 1/{n} of each. Sum the ranks' own"
-            " gradients, as they are, and divide the sum, once, on each rank."
-        )
-    if any(row != mixed[0] for row in mixed):
-        return (
-            f"{only}rank by rank, the sum is there {_listed(row[0] for row in mixed)} times: every"
-            f" rank divides it by the number of ranks, {n}, which dist.get_world_size() gives."
-        )
-    times = mixed[0][0]
-    if times == 1:
-        return (
-            f"{only}that is the sum. With {n} ranks the update is {n} times too long, as if you had"
-            f" multiplied the learning rate by {n}: divide by dist.get_world_size(), in place. grad"
-            " = ... / n only gives the name to another tensor."
-        )
-    if abs(times - 1 / n**2) < 1e-4:
-        return (
-            f"{only}divided twice by the number of ranks: the update is {n} times too short, and"
-            " the loss still falls, only slowly. Keep one of the two."
-        )
-    if times > 1:
-        return f"{only}the sum is multiplied by {times:g}: divide it by the number of ranks, {n}."
-    also = " Ranks without a gradient count, with zeros." if len(givers) < n else ""
-    return (
-        f"{only}the sum is divided by {1 / times:.4g}, and there are {n} ranks, as"
-        f" dist.get_world_size() knows.{also}"
+    others = {t for r, row in enumerate(times) for giver, t in zip(givers, row) if giver != r}
+    own = [times[rank][k] for k, rank in enumerate(givers)]
+    return _Mixed(
+        f"gradient {wrong} alone is wrong: " if any(right_on_all) else "",
+        givers,
+        times,
+        others,
+        "" if set(own) == {1} else f" {_listed(own)} times",
     )
 
 
@@ -100,6 +66,7 @@ def _listed(numbers):
 
 class _Averaged(NamedTuple):
     parameters: list
+    brought: list  # the gradients before, with zeros for none
     gradients: list
     reduced: list  # what the solution reduced, where gradients are wrong
 
@@ -121,13 +88,16 @@ def _averaged(solution, n, without):
             nn.Parameter(torch.tensor(values, dtype=torch.float64))
             for values in ([1.0, 2.0, 4.0], [5.0, 7.0, 1.0])
         ]
-        for parameter, gradient in zip(parameters, _gradients_of(rank, without)):
+        own = _gradients_of(rank, without)
+        brought = [nine_digits(torch.zeros(3) if g is None else g) for g in own]
+        for parameter, gradient in zip(parameters, own):
             parameter.grad = gradient
         reduced = _watched(dist, parameters)
         solution(parameters, dist)
         gradients = [None if p.grad is None else nine_digits(p.grad) for p in parameters]
         return _Averaged(
             [nine_digits(p) for p in parameters],
+            brought,
             gradients,
             [] if same(gradients, means) else reduced,
         )
@@ -153,60 +123,6 @@ def _watched(dist, parameters):
     return reduced
 
 
-def _averaged_something_else(found, right, n, without):
-    """Parameters changed, gradients missing, or no means."""
-    summed = found[0].reduced
-    if any(one.parameters != wanted.parameters for one, wanted in zip(found, right)):
-        return (
-            "the parameters are changed, and the mean is taken over gradients: take p.grad, both"
-            " for the sum and for the division."
-        )
-    for rank, one in enumerate(found):
-        if None in one.gradients:
-            return (
-                f"parameter {one.gradients.index(None)} of rank {rank} has no gradient afterwards:"
-                " all_reduce returns nothing, the sum is in the tensor that it is given. And where"
-                " p.grad was None, store zeros in it first."
-            )
-    if not summed:
-        kept = (
-            "nothing was sent: each rank has its own gradients, and after one update the models"
-            " differ."
-        )
-    elif summed == ["a gradient"]:
-        kept = (
-            "each rank's is its own{times}, for one of two parameters alone has been reduced: every"
-            " one of them needs that."
-        )
-    elif summed[0] == "a parameter":
-        kept = (
-            "you average the parameters. They are the same on all ranks, so nothing happens, and"
-            " the gradients stay each rank's own{times}: take p.grad."
-        )
-    else:
-        kept = (
-            f"each rank has its own gradients{{times}}: what you have reduced is {summed[0]}, and"
-            " the sum is in that. all_reduce works in place: give it p.grad itself."
-        )
-    own = [
-        [torch.zeros(3).double() if g is None else g for g in _gradients_of(rank, without)]
-        for rank in range(n)
-    ]
-    gradients = [[one.gradients for one in ranks] for ranks in (found, right)]
-    said = _no_mean(*gradients, own, kept)
-    if said is None and not all(math.isfinite(x) for g in found[0].gradients for x in g):
-        return (
-            "rank 0 has divided by 0: get_rank() is a rank's own number, from 0 on, and"
-            " dist.get_world_size() is the number of ranks."
-        )
-    if said is None and same(*(ranks[0].gradients[1] for ranks in (found, right))):
-        return (
-            f"rank {without} has not used parameter 0, and brings something else than zeros to its"
-            " all-reduce: p.grad = torch.zeros_like(p)."
-        )
-    return said
-
-
 mean_of_the_gradients = topic.exercise(
     "mean_of_the_gradients",
     cases=(dict(n=3, without=None), dict(n=2, without=None), dict(n=3, without=1)),
@@ -214,7 +130,6 @@ mean_of_the_gradients = topic.exercise(
     answer=_averaged,
     hint="dist.all_reduce(tensor) leaves the sum of all ranks' tensors in each of them. Which"
     " tensor of a parameter differs between ranks? And a parameter without a gradient?",
-    properties=(_averaged_something_else,),
     right="summed once, divided once, and every rank takes part in every all-reduce.",
 )
 
@@ -239,52 +154,6 @@ def _in_buckets(solution, sizes, bucket_bytes):
     return named
 
 
-def _closed_elsewhere(found, right, sizes, bucket_bytes):
-    """Gradients in no bucket or in two, another order, and buckets that close too early or late."""
-    in_buckets = [number for bucket in found for number in bucket]
-    for number in range(len(sizes)):
-        if number not in in_buckets:
-            return (
-                f"gradient {number} of {len(sizes)} is in no bucket: nobody sends it, and the"
-                " copies drift apart. What is left at the end makes a last bucket."
-            )
-        if in_buckets.count(number) > 1:
-            return (
-                f"gradient {number} is in {in_buckets.count(number)} buckets: after a bucket is put"
-                " away a new one begins, current = [], with a total of its own."
-            )
-    if not all(found):
-        return (
-            "one bucket is empty: a message of no bytes costs a latency all the same. Begin a"
-            " bucket with its first gradient, and append the rest only if there is one."
-        )
-    if in_buckets == sorted(in_buckets):
-        return (
-            "these are the buckets of forward. Backward makes the last layer's gradients first, and"
-            " a bucket that waits for the first layer leaves when all is over: reversed(gradients)."
-        )
-    if in_buckets != sorted(in_buckets, reverse=True):
-        return (
-            f"the gradients are in the order {in_buckets}. Backward makes the last one first, and"
-            " so they are in the buckets and within a bucket."
-        )
-    nbytes = [[8 * sizes[number] for number in bucket] for bucket in found]
-    for number, bucket in enumerate(nbytes):
-        if sum(bucket[:-1]) >= bucket_bytes:
-            return (
-                f"bucket {number} holds {sum(bucket)} bytes, and was full with"
-                f" {sum(bucket[:-1])}: it closes as soon as it holds {bucket_bytes} or more, the"
-                " sum of .nbytes over everything in it. What is left in the end is a bucket, too."
-            )
-        if sum(bucket) < bucket_bytes and number < len(nbytes) - 1:
-            return (
-                f"bucket {number} is closed with {sum(bucket)} bytes, and is full with"
-                f" {bucket_bytes} or more: append a gradient first, then ask by the bytes of all in"
-                " this bucket, and of this alone: a total begins at 0 again with each."
-            )
-    return None
-
-
 buckets_in_the_order_of_backward = topic.exercise(
     "buckets_in_the_order_of_backward",
     cases=(
@@ -304,7 +173,6 @@ buckets_in_the_order_of_backward = topic.exercise(
     answer=_in_buckets,
     hint="Walk through the gradients from the last to the first, and ask after each: is the"
     " bucket full?",
-    properties=(_closed_elsewhere,),
     right="the order of backward, each bucket closed as soon as it is full, the rest in a last"
     " one.",
 )
@@ -314,6 +182,7 @@ class OneMessage(NamedTuple):
     """The actions of a rank with a bucket."""
 
     messages: int
+    brought: list
     gradients: list
 
 
@@ -322,47 +191,11 @@ def _sent_bucket(solution, n, shapes):
 
     def work(dist):
         bucket = drawn(dist.get_rank(), *shapes)
-        given = list(bucket)
+        given, brought = list(bucket), list(map(nine_digits, bucket))
         solution(bucket, dist)
-        return OneMessage(dist.reductions, [nine_digits(gradient) for gradient in given])
+        return OneMessage(dist.reductions, brought, list(map(nine_digits, given)))
 
     return answer_of_ranks(n, work)
-
-
-def _parts_of_a_message(found, right, n, shapes):
-    """Messages too many or none, and what is in the gradients instead of the means."""
-    mine, means = [[one.gradients for one in ranks] for ranks in (found, right)]
-    messages = found[0].messages
-    if same(mine, means):
-        return (
-            f"the means are right, in {messages} messages: one for the bucket is wanted. Copy the"
-            " gradients into one tensor and reduce that tensor."
-        )
-    if not messages:
-        kept = "nothing was sent: each rank has its own gradients."
-    elif messages == 1:
-        kept = (
-            "the gradients are each rank's own{times}: the means are in the flat tensor, and"
-            " nowhere else, for torch.cat copies. After the all-reduce write each part back into"
-            " its gradient, with gradient.copy_(...); gradient = ... only gives the name to another"
-            " tensor."
-        )
-    else:
-        kept = (
-            f"{messages} messages were sent, where one is wanted, and what they brought is written"
-            " over: the flat tensor is what is reduced, and then written back."
-        )
-    if said := _no_mean(mine, means, [drawn(rank, *shapes) for rank in range(n)], kept):
-        return said
-    flat, wanted = [[x for gradient in ranks[0] for x in gradient] for ranks in (mine, means)]
-    if all(any(same(x, mean) for mean in wanted) for x in flat):
-        place = next(k for k, pair in enumerate(zip(flat, wanted)) if not same(*pair))
-        return (
-            f"the means are right, in other places, from element {place} of the bucket on: the part"
-            " of a gradient has gradient.numel() elements, and begins where the part before it"
-            " ends: move on by gradient.numel()."
-        )
-    return None
 
 
 one_message_for_a_bucket = topic.exercise(
@@ -380,7 +213,6 @@ one_message_for_a_bucket = topic.exercise(
     answer=_sent_bucket,
     hint="torch.cat lays flattened tensors one after the other. What was sent is a copy: the"
     " gradients themselves must have the means in the end.",
-    properties=(_parts_of_a_message,),
     right="one tensor, one message, and each part back where it came from.",
 )
 
@@ -414,29 +246,6 @@ def _losses(solution, n):
         return _Backward(round(result.item(), 9), round(losses.grad.item(), 9))
 
     return value_of_ranks(n, work)
-
-
-# where the weight of loss_sum has other powers of n, a rank's tokens and the tokens of all
-_WEIGHTS = {
-    (0, -1, 0): "divided by its own tokens, a mean of means: a token of a rank with few tokens"
-    " counts more. Divide by the tokens of all ranks, and multiply by n.",
-    (0, 0, -1): "the weights are right. But data parallelism then takes the mean over n ranks,"
-    " which divides by n once more: multiply by dist.get_world_size().",
-    (-1, 0, -1): "the mean over ranks divides by n for you; you divide once more. Multiply by n"
-    " instead.",
-    (2, 0, -1): "multiplied by n twice: the mean over ranks divides by n once.",
-    (1, -1, 0): "multiplying by n is right, and it is the tokens of all ranks that loss_sum has to"
-    " be divided by.",
-    (-1, -1, 0): "divided by this rank's tokens alone, and by n: the mean over ranks divides by n"
-    " for you. Divide by the tokens of all, and multiply by n.",
-    (0, 1, -1): "tokens / total is the weight of a rank's mean, and loss_sum is a sum, which has"
-    " that weight already: multiply by n instead.",
-    (1, 1, -1): "tokens / total is the weight of a rank's mean, and loss_sum is a sum, which has"
-    " that weight already. Leave tokens out.",
-    (-1, 0, 1): "upside down: divide by the tokens of all, and multiply by n.",
-    (0, 0, 0): "that is a sum: the more tokens a batch has, the longer the update.",
-    (1, 0, 0): "that is n times the sum of the losses: divide by the tokens of all ranks.",
-}
 
 
 loss_of_unequal_parts = topic.exercise(
@@ -522,40 +331,6 @@ def _see(sampler, epochs):
     return seen
 
 
-def _seen_twice_or_never(found, right, n, examples, epochs):
-    """Examples of an epoch that several ranks see, or none, and epochs that are alike."""
-    if any(len(own) != epochs for own in found):
-        return f"{len(found[0])} orders, and one for each of the {epochs} epochs is wanted."
-    for epoch in range(epochs):
-        seen = [example for own in found for example in own[epoch]]
-        missing = set(range(examples)) - set(seen)
-        if missing:
-            return (
-                f"in epoch {epoch} nobody sees example {min(missing)}: the order is one for all"
-                " ranks, and the sampler itself gives each of them its part."
-            )
-        wanted = [own[epoch] for own in right]
-        if len(seen) > sum(map(len, wanted)):
-            return "the ranks see examples several times: iterate over the sampler, once an epoch."
-        orders = [own[epoch] for own in found]
-        if orders != wanted and [sorted(one) for one in orders] == [sorted(w) for w in wanted]:
-            return (
-                f"in epoch {epoch} the ranks see the examples that they should, in another order:"
-                " it is the sampler that shuffles. Keep the order that it gives."
-            )
-    alike = [epoch for epoch in range(1, epochs) if found[0][epoch] == found[0][epoch - 1]]
-    if alike:
-        return (
-            f"epochs {alike[0] - 1} and {alike[0]} have the same order: the sampler makes it from"
-            " its seed and the number of the epoch. Call sampler.set_epoch(epoch) before each"
-            " epoch."
-        )
-    return (
-        "a new order in each epoch, and the same on all ranks: that trains well. Count from 0 here,"
-        " as range does, so that a run can be compared with another."
-    )
-
-
 another_order_each_epoch = topic.exercise(
     "another_order_each_epoch",
     _see,
@@ -563,7 +338,6 @@ another_order_each_epoch = topic.exercise(
     cases=(dict(n=2, examples=12, epochs=3), dict(n=3, examples=10, epochs=2)),
     words=("2 ranks, 12 examples, 3 epochs", "3 ranks, 10 examples, 2 epochs"),
     answer=_orders,
-    properties=(_seen_twice_or_never,),
     right="the order follows from the seed and the epoch: new each time, and the same on all ranks,"
     " which share it out.",
 )
