@@ -403,13 +403,6 @@ def state_bytes(count):
     return dict(parameters=2 * count, gradients=2 * count, master=4 * count, moments=8 * count)
 
 
-_ALL_ROWS = {
-    (2, 2, 0, 4): "half of everything, 8 bytes a parameter: that is bf16 without a master copy, in"
-    " which small updates are lost. Mixed precision keeps the master and both moments in fp32.",
-    (4, 4, 0, 8): "that is fp32, or autocast, which keeps fp32 weights: the same 16 bytes, divided"
-    " differently. Here the model has 16 bits.",
-    (16, 16, 32, 64): "those are bits. A 16-bit number takes 2 bytes.",
-}
 _ROWS = {
     "parameters": "forward and backward compute with 16-bit parameters, 2 bytes; the 4 are the"
     " master's",
