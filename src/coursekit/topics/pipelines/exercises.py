@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from coursekit.exercises.answers import drawn, nine_digits, share_of_each
+from coursekit.exercises.answers import drawn, nine_digits
 from coursekit.exercises.checker import Failure, is_blank
 from coursekit.exercises.edits import Topic
 from coursekit.exercises.thread_ranks import answer_of_ranks
@@ -255,24 +255,15 @@ def _trained(solution, microbatches):
     return nine_digits(_weights(model))
 
 
-def _shares_of_microbatches(found, right, microbatches):
-    """How often the gradient of each microbatch is in the step."""
+def _start_and_gradients(microbatches):
+    """The weights before the step, and the gradient of each microbatch there."""
     model, pairs = _model_and_microbatches(microbatches)
-    start, parts = _weights(model), {}
+    parts = {}
     for number, (x, target) in enumerate(pairs):
         loss = nn.functional.mse_loss(model(x), target)
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         parts[f"that of microbatch {number}"] = torch.cat([g.flatten() for g in gradients])
-    step = (start - torch.tensor(found, dtype=torch.float64)) / _RATE
-    if words := share_of_each(step.tolist(), parts, 1 / microbatches):
-        return (
-            f"the step goes along a sum of the {microbatches} microbatches' gradients, which are"
-            f" means over their examples already, each divided by m: {words}."
-        )
-    return (
-        "the step is no sum of the microbatches' gradients at the weights of its begin: the"
-        " optimizer steps more than once, or a loss is of something else than the outputs."
-    )
+    return _weights(model), parts
 
 
 mean_over_microbatches = topic.exercise(
@@ -282,7 +273,6 @@ mean_over_microbatches = topic.exercise(
     answer=_trained,
     hint="Each microbatch's loss is a mean over its own tokens. What do gradients of"
     " several backwards do in .grad?",
-    properties=(_shares_of_microbatches,),
     right="the gradient of the mean over the whole batch, whatever m is.",
 )
 
