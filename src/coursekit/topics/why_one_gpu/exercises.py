@@ -116,20 +116,6 @@ def _kinds(solution, number):
     return KindsOfStates(*result)
 
 
-_WHERE = KindsOfStates(
-    parameters="model.parameters()",
-    gradients="p.grad of each parameter, where it is not None. (If you go through one"
-    " model.parameters() twice: the second time nothing is left in it.)",
-    moments="what the optimizer keeps under any name but step, two tensors a parameter with Adam.",
-    step_counters='the entry named "step" takes 4 bytes for each parameter.',
-)
-
-
-def _exchanged(found, right, one, other):
-    mine, theirs = ((getattr(of, one), getattr(of, other)) for of in (found, right))
-    return mine == theirs[::-1] != theirs
-
-
 states_kind_by_kind = topic.exercise(
     "states_kind_by_kind",
     cases=tuple(dict(number=number) for number in range(len(_MODELS))),
