@@ -79,25 +79,12 @@ def replace_the_file(disk, content):
     disk.rename("model.new", "model")
 
 
-_FLAWS = {
-    NO_FILE: "there is a moment at which no file has the name. Leave the old file where it is:"
-    " renaming another file onto its name replaces it at once.",
-    HALF: "there is a moment at which the name is on half a file. Write beside the old file, under"
-    " another name, flush that, and rename it when all of it is on the disk.",
-}
-
-
-def _at_any_moment(found, right, power_fails):
-    return next((_FLAWS[one] for one in _FLAWS if one in found.at_any_moment), None)
-
-
 save_that_survives = topic.exercise(
     "save_that_survives",
     replace_the_file,
     cases=(dict(power_fails=False), dict(power_fails=True)),
     words=("the process is killed at any moment", "the power fails at any moment"),
     answer=survives,
-    properties=(_at_any_moment,),
     right=(
         "whatever the moment, the name is on a whole file: first the new one is on the disk, then"
         " it gets the name."
