@@ -1,6 +1,7 @@
 """The last part: which layout. What readers write is compared with a planner's own numbers; nothing
 runs on ranks but what the lab starts."""
 
+from coursekit.exercises.answers import list_of_ranks
 from coursekit.exercises.edits import Topic
 from coursekit.exercises.numbers import plain_numbers
 
@@ -138,15 +139,8 @@ planner_of_the_first_rank = topic.exercise(
 
 
 def _list_of_parameters(given):
-    """The numbers that were found, or a sentence about their form."""
-    found = given()
-    if found is None or found is ...:
-        return found
-    if not isinstance(found, (list, tuple)):
-        return "one number is one rank's: run(function) gives a list, and check wants the list."
-    if not all(isinstance(one, int) for one in found):
-        return "whole numbers are wanted: each rank counts the parameters of its pipeline."
-    return list(found)
+    said = "whole numbers are wanted: each rank counts the parameters of its pipeline."
+    return list_of_ranks(given, (lambda one: not isinstance(one, int), said))
 
 
 parameters_of_four_ranks = topic.exercise(
