@@ -21,29 +21,44 @@ topic = Topic(__name__)
 # --- the warm-up of 1F1B --------------------------------------------------------------------------
 
 
-def _run_with_warm_up(solution, ranks, microbatches):
-    """(time of the step where F, I and W take 1 each, microbatches that each rank holds)."""
-    lists = []
-    for rank in range(ranks):
-        try:
-            warm = solution(rank, ranks, microbatches)
-        except Exception as error:
-            return Failure.of(error)
-        if not isinstance(warm, int) or isinstance(warm, bool) or warm < 0:
-            return warm if warm is None else Failure(f"a warm-up of {warm!r} on rank {rank}")
-        forwards, backwards = (
-            all_of(rank, kind, microbatches) for kind in (Kind.FORWARD, Kind.BACKWARD)
-        )
-        lists.append(list(whole(forwards, backwards, min(warm, microbatches))))
-    try:
-        return _Step(simulate(lists).seconds, in_flight(lists))
-    except ValueError as error:
-        return Failure.of(error)
-
-
 class _Step(NamedTuple):
     seconds: float
     microbatches_held: list
+
+
+def _run_of_lists(solution, ranks, microbatches):
+    """(time of the step where F, I and W take 1 each, microbatches that each rank holds), of lists
+    that a pipeline would run."""
+    lists = []
+    for rank in range(ranks):
+        try:
+            found = solution(rank, ranks, microbatches)
+            if found is None or found is ...:
+                return found
+            lists.append([Action(*action) for action in found])
+        except Exception as error:
+            return ... if is_blank(error) else Failure.of(error)
+    try:
+        validate_schedule(lists, microbatches)
+        check_order_of_messages(lists)
+    except ValueError as error:
+        return Failure.of(error)
+    return _Step(simulate(lists).seconds, in_flight(lists))
+
+
+def _run_with_warm_up(solution, ranks, microbatches):
+    def of_rank(rank, ranks, microbatches):
+        warm = solution(rank, ranks, microbatches)
+        if warm is None or warm is ...:
+            return warm
+        if not isinstance(warm, int) or isinstance(warm, bool) or warm < 0:
+            raise TypeError(f"it returned a warm-up of {warm!r} on rank {rank}.")
+        forwards, backwards = (
+            all_of(rank, kind, microbatches) for kind in (Kind.FORWARD, Kind.BACKWARD)
+        )
+        return whole(forwards, backwards, min(warm, microbatches))
+
+    return _run_of_lists(of_rank, ranks, microbatches)
 
 
 def warm_up(rank, ranks, microbatches):
@@ -65,26 +80,6 @@ warm_up_of_one_f_one_b = topic.exercise(
 
 
 # --- 1F1B, a list ---------------------------------------------------------------------------------
-
-
-def _run_of_lists(solution, ranks, microbatches):
-    """(time of the step where F, I and W take 1 each, microbatches that each rank holds), of lists
-    that a pipeline would run."""
-    lists = []
-    for rank in range(ranks):
-        try:
-            found = solution(rank, ranks, microbatches)
-            if found is None or found is ...:
-                return found
-            lists.append([Action(*action) for action in found])
-        except Exception as error:
-            return ... if is_blank(error) else Failure.of(error)
-    try:
-        validate_schedule(lists, microbatches)
-        check_order_of_messages(lists)
-    except ValueError as error:
-        return Failure.of(error)
-    return _Step(simulate(lists).seconds, in_flight(lists))
 
 
 one_f_one_b_of_a_rank = topic.exercise(
