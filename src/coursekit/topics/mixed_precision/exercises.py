@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from coursekit.exercises.answers import nine_digits
 from coursekit.exercises.checker import Failure, same
 from coursekit.exercises.edits import Topic
 from coursekit.exercises.thread_ranks import value_of_ranks
@@ -21,10 +22,6 @@ def _digits(tensor):
     """The elements; text where they are not finite, since NaN does not equal NaN."""
     values = tensor.double().flatten().tolist()
     return [float(f"{v:.9g}") if math.isfinite(v) else str(v) for v in values]
-
-
-def _nine(tensor):
-    return [round(value, 9) for value in tensor.detach().float().tolist()]
 
 
 # --- a loss scaler --------------------------------------------------------------------------------
@@ -118,8 +115,8 @@ def _updated(solution, steps, size):
         if solution(list(parameters), list(masters), optimizer) is ...:
             return ...
     return _Updated(
-        [_nine(p) for p in parameters],
-        [_nine(master) for master in masters],
+        [nine_digits(p) for p in parameters],
+        [nine_digits(master) for master in masters],
         [str(p.dtype) for p in parameters],
         [
             "none" if p.grad is None else "a gradient" if p.grad.any() else "zeros"
@@ -134,7 +131,7 @@ def _moved(by):
 
 
 def _as_bf16(weights):
-    return [_nine(torch.tensor(one).bfloat16()) for one in weights]
+    return [nine_digits(torch.tensor(one).bfloat16()) for one in weights]
 
 
 update_through_masters = topic.exercise(
@@ -242,11 +239,6 @@ def _decided(solution, gradients):
         return steps
 
     return value_of_ranks(len(gradients), work)
-
-
-def _overflown(gradients):
-    """The ranks whose gradients are not all finite, each with its gradient."""
-    return {k: g for k, g in enumerate(gradients) if not all(map(math.isfinite, g))}
 
 
 found_on_one_rank = topic.exercise(
