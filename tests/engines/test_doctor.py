@@ -14,9 +14,10 @@ from told import from_told
 
 from coursekit.__main__ import main
 from coursekit.machine import capabilities, doctor
-from coursekit.machine.capabilities import find_device, memory_bytes, multiplies_bf16
+from coursekit.machine.capabilities import find_device, memory_bytes
 from coursekit.machine.doctor import Diagnosis, rows_of_labs
 from coursekit.machine.limit import MemoryLimit
+from coursekit.machine.units import has_units
 from ranklab.measure.clock import MedianSeconds
 
 
@@ -186,10 +187,9 @@ def test_a_gpu_that_cannot_compute_is_no_gpu(monkeypatch):
 def test_a_t4_has_no_bf16_units(monkeypatch):
     """Mutation: torch.cuda.is_bf16_supported() asked, which is true on a T4 by emulation."""
     pretend(monkeypatch, get_device_capability=(7, 5), is_bf16_supported=True)
-    assert not multiplies_bf16(GPU)
+    assert not has_units(torch.bfloat16, GPU)
     pretend(monkeypatch, get_device_capability=(8, 0))
-    assert multiplies_bf16(GPU)
-    assert not multiplies_bf16(CPU)
+    assert has_units(torch.bfloat16, GPU)
 
 
 @from_told("gpus, device, asked, words")

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from coursekit.machine import units
 from coursekit.recordings.races import TINY
 from coursekit.topics.mixed_precision import runs
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
@@ -82,76 +83,74 @@ def test_a_context_for_each_forward():
 def test_a_device_that_cannot_run_a_policy(monkeypatch):
     """Must catch: bf16 taken for real on a T4, as torch.cuda.is_bf16_supported() has it; a policy
     named that the device cannot run either; emulation refused where nobody asked for units."""
-    with pytest.raises(policies.CannotCompute, match="TF32 on this cpu: it has no tf32.*Take FP32"):
-        policies.TF32.check("cpu")
-    policies.FP32.check("cpu", units=True)
+    with pytest.raises(units.CannotCompute, match="TF32 on this cpu: it has no tf32.*Take FP32"):
+        units.check_precision(policies.TF32, "cpu")
+    units.check_precision(policies.FP32, "cpu", units=True)
     for policy in (policies.BF16, policies.FP16, policies.AUTOCAST_BF16, policies.AUTOCAST_FP16):
-        policy.check("cpu")  # slowly, perhaps
+        units.check_precision(policy, "cpu")  # slowly, perhaps
 
     def refused(dtype, device):
         return "" if dtype is torch.float32 else f"it refuses a product of {dtype} (not today)"
 
     with monkeypatch.context() as patch:
-        patch.setattr(policies, "refusal", refused)
-        with pytest.raises(policies.CannotCompute, match=r"BF16 on this cpu.*not today.*Take FP16"):
-            policies.BF16.check("cpu")
+        patch.setattr(units, "refusal", refused)
+        with pytest.raises(units.CannotCompute, match=r"BF16 on this cpu.*not today.*Take FP16"):
+            units.check_precision(policies.BF16, "cpu")
 
     def pretend(patch, name, capability):
         patch.setattr(torch.cuda, "get_device_name", lambda device: name)
         patch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-        patch.setattr(policies, "refusal", lambda dtype, device: "")
+        patch.setattr(units, "refusal", lambda dtype, device: "")
 
     with monkeypatch.context() as patch:
         pretend(patch, "Tesla T4", (7, 5))
         for policy in (policies.FP32, policies.FP16, policies.AUTOCAST_FP16, policies.BF16):
-            policy.check("cuda")
+            units.check_precision(policy, "cuda")
         for policy, instead in (
             (policies.BF16, "FP16"),
             (policies.AUTOCAST_BF16, "AUTOCAST_FP16"),
             (policies.TF32, "FP32"),
         ):
             with pytest.raises(
-                policies.CannotCompute, match=f"^{policy.name} on Tesla T4: .*Take {instead} "
+                units.CannotCompute, match=f"^{policy.name} on Tesla T4: .*Take {instead} "
             ):
-                policy.check("cuda", units=True)
-            policies.POLICIES[instead].check("cuda", units=True)
-        with pytest.raises(policies.CannotCompute, match="no tf32"):
-            policies.TF32.check("cuda")
+                units.check_precision(policy, "cuda", units=True)
+            units.check_precision(policies.POLICIES[instead], "cuda", units=True)
+        with pytest.raises(units.CannotCompute, match="no tf32"):
+            units.check_precision(policies.TF32, "cuda")
     with monkeypatch.context() as patch:
         pretend(patch, "A100", (8, 0))
         for policy in policies.POLICIES.values():
-            policy.check("cuda", units=True)
-        assert not policies.has_units(torch.float8_e4m3fn, torch.device("cuda"))
+            units.check_precision(policy, "cuda", units=True)
+        assert not units.has_units(torch.float8_e4m3fn, torch.device("cuda"))
 
 
 def test_probes_ask_the_device(monkeypatch):
     """Must catch: a capability read from a list of names; a slow type taken for a fast one."""
-    assert policies.refusal(torch.bfloat16, CPU) == "" == policies.refusal(torch.float16, CPU)
+    assert units.refusal(torch.bfloat16, CPU) == "" == units.refusal(torch.float16, CPU)
     with monkeypatch.context() as patch:
         error = RuntimeError('"addmm" not implemented for this type\nand more')
         patch.setattr(torch.Tensor, "__matmul__", lambda a, b: (_ for _ in ()).throw(error))
-        assert policies.refusal(torch.float32, CPU).endswith(
-            '("addmm" not implemented for this type)'
-        )
+        assert units.refusal(torch.float32, CPU).endswith('("addmm" not implemented for this type)')
     monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: a)
-    assert "is wrong" in policies.refusal(torch.float32, CPU)
+    assert "is wrong" in units.refusal(torch.float32, CPU)
     for seconds, real in ((0.5, True), (2.0, False)):
         times = {torch.float32: 1.0, torch.bfloat16: seconds}
-        monkeypatch.setattr(policies, "seconds_of_product", times.__getitem__)
-        assert policies.has_units(torch.bfloat16, CPU) is real
-    assert policies.has_units(torch.float32, CPU) and not policies.has_units("tf32", CPU)
+        monkeypatch.setattr(units, "seconds_of_product", times.__getitem__)
+        assert units.has_units(torch.bfloat16, CPU) is real
+    assert units.has_units(torch.float32, CPU) and not units.has_units("tf32", CPU)
 
 
-@pytest.mark.parametrize("units", [True, False])
-def test_every_cpu_races(monkeypatch, units):
+@pytest.mark.parametrize("there", [True, False])
+def test_every_cpu_races(monkeypatch, there):
     """Must catch: types without units left out, so that nothing is recorded; the large tasks, a
     step of which takes seconds there; rows that hide the emulation."""
     larger = TINY._replace(name="larger", sizes={**TINY.sizes, "hidden": 32})
-    monkeypatch.setattr(runs, "has_units", lambda dtype, device: units)
+    monkeypatch.setattr(runs, "has_units", lambda dtype, device: there)
     monkeypatch.setattr(runs, "EMULATED_TASK", TINY)
     found = runs.race_precision(tasks=(larger,), turns=2)
     assert [result.row for result in found] == ["precision_race.step", "precision_race.peak"] * 4
-    name, tail = ("larger", "") if units else ("tiny", " on a CPU without units for it")
+    name, tail = ("larger", "") if there else ("tiny", " on a CPU without units for it")
     both = [f"{name}, {kind}{tail}" for kind in ("bf16", "fp16")]
     whats = [f"{way}{what}" for what in both for way in ("", "core, ") for _ in ("step", "peak")]
     assert [result.case["what"] for result in found] == whats

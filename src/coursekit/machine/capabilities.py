@@ -52,12 +52,6 @@ def preset_of(device: torch.device):
     return None
 
 
-def multiplies_bf16(device: torch.device) -> bool:
-    """True where a GPU has bf16 matrix units. `torch.cuda.is_bf16_supported()` is true on a T4 too:
-    it emulates them."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
 def capabilities(
     device: torch.device,
     why_not: str = "",

@@ -6,7 +6,8 @@ from functools import partial
 import torch
 
 from coursekit.formulas import GPUS, LINKS, evaluate, quantities
-from coursekit.machine.capabilities import find_device, multiplies_bf16
+from coursekit.machine.capabilities import find_device
+from coursekit.machine.units import has_units
 from coursekit.recordings.recordings import measured_or_recorded, nearby, recorded
 from coursekit.show.format import format_as
 from coursekit.show.tables import Table
@@ -24,7 +25,7 @@ KNOWN_LINKS = {name: LINKS[name].quantities["link_bytes_per_second"] for name in
 
 
 def half_type(device: torch.device) -> torch.dtype:
-    bf16 = device.type == "cpu" or multiplies_bf16(device)
+    bf16 = device.type == "cpu" or has_units(torch.bfloat16, device)
     return torch.bfloat16 if bf16 else torch.float16
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from coursekit.formulas import model_flops_utilisation_with_scores
 from coursekit.machine.capabilities import memory_bytes, preset_of
+from coursekit.machine.units import check_precision
 from coursekit.recordings.attempts import attempt
 from coursekit.recordings.races import GPU_TASK, LARGE_TASK, LARGE_TASK_BYTES, TrainingTask
 from coursekit.recordings.recordings import Row
@@ -152,7 +153,7 @@ def rows_of_rung(
     """`losses` has the losses of the rungs after the same steps; the first that ran is the
     reference."""
     if device.type == "cuda":
-        rung.policy.check(device, units=True)
+        check_precision(rung.policy, device, units=True)
     step = build_step(rung, task, device)
     seconds = median_seconds(step, device, steps)
     tokens_per_second = task.drawn().numel() / seconds

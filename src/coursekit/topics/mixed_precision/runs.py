@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from coursekit.formulas import evaluate
+from coursekit.machine.units import UNITS_SINCE, CannotCompute, check_precision, has_units
 from coursekit.recordings import races
 from coursekit.recordings.attempts import attempt
 from coursekit.recordings.races import TASKS, TINY, TURNS, Bench, Result, Run, gpu_task
@@ -26,14 +27,7 @@ from ranklab.measure.weigh import storage_bytes
 from shardlab import mixed_precision as fast
 from shardlab.gpt import GPT, next_token_loss
 from shardlab.mixed_precision import core
-from shardlab.mixed_precision.policies import (
-    FP32,
-    POLICIES,
-    UNITS_SINCE,
-    CannotCompute,
-    Policy,
-    has_units,
-)
+from shardlab.mixed_precision.policies import FP32, POLICIES, Policy
 
 OF_AMP = 1.0  # of torch.amp's time and of its peak, at most
 LOSS_STEPS = 60
@@ -117,7 +111,7 @@ def policy_rows(
 ) -> Iterator[Row]:
     case = dict(policy=policy.name, task=task.name)
     try:
-        policy.check(device, units=device.type == "cuda")
+        check_precision(policy, device, units=device.type == "cuda")
     except CannotCompute as refused:
         yield Row("mixed_precision.refused", 1, "count", dict(**case, why=str(refused)))
         return
@@ -210,7 +204,7 @@ def race_precision(tasks: Sequence[races.TrainingTask] = TASKS, turns: int = TUR
     the type races too: it computes the same numbers slowly, and the rows say so."""
     device, results = torch.device("cpu"), []
     for policy in (POLICIES["BF16"], POLICIES["FP16"]):
-        policy.check(device)
+        check_precision(policy, device)
         units = has_units(policy.computes_in, device)
         smallest = min((EMULATED_TASK, *tasks), key=lambda task: task.sizes["hidden"])
         for task in tasks if units else (smallest,):
