@@ -18,13 +18,14 @@ from torch.nn import utils
 from torch.utils.checkpoint import checkpoint
 
 from coursekit.topics.data_parallelism.ladder import Bucketed, ParameterServer, PerTensor
+from coursekit.topics.zero.fast_ring import FastRing
 from shardlab import zero
 from shardlab.common.backward import NoSecondGradient
 from shardlab.common.shards import CannotShard
 from shardlab.common.torch_internals import tree_leaves
 from shardlab.data_parallel import CannotReplicate, DistributedDataParallel
 from shardlab.gradient_clipping import clip_gradients
-from shardlab.zero.hardened.flat import FastRing, Native, Ring
+from shardlab.zero.hardened.flat import Native, Ring
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.stage3 import NotGathered
 

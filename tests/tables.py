@@ -19,6 +19,7 @@ from torch.nn import utils
 from torch.optim import SGD
 
 from coursekit.topics.data_parallelism.ladder import Bucketed, ParameterServer, PerTensor
+from coursekit.topics.zero.fast_ring import FastRing
 from ranklab.measure.communication import CommunicationLog
 from shardlab import data_parallel, zero
 from shardlab.data_parallel import DistributedDataParallel
@@ -32,7 +33,7 @@ from shardlab.tensor_parallel.hardened.full_parameters import whole_state_dict
 from shardlab.tensor_parallel.hardened.plan import Around, Columns, Rows
 from shardlab.zero import core, core_stage3
 from shardlab.zero.hardened.arriving import ChunkOfSum
-from shardlab.zero.hardened.flat import FastRing, Native, own_chunk
+from shardlab.zero.hardened.flat import Native, own_chunk
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.stage3 import fully_shard
 

@@ -83,6 +83,7 @@ TORCH_IN_TOPICS = {
     "ladder",
     "mixed_precision.float8",
     "zero.building",
+    "zero.fast_ring",
     "zero.rank_of_many",
     "where_the_time_goes.slow_programs",
     "feeding_the_gpu.slow_store",

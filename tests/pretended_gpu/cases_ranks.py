@@ -12,6 +12,7 @@ from plainly import CLOSE, assert_close, batch, model, part, sgd, train, trained
 from pretended.step import Step, watched
 
 from coursekit.topics.data_parallelism import ladder
+from coursekit.topics.zero.fast_ring import FastRing
 from ranklab.measure.ledger import Ledger
 from shardlab import (
     collective_plans,
@@ -49,7 +50,7 @@ from shardlab.tensor_parallel import (
 from shardlab.tensor_parallel import core as tensor_core
 from shardlab.tensor_parallel.hardened.full_parameters import whole_state_dict
 from shardlab.zero import core, core_stage3
-from shardlab.zero.hardened.flat import FastRing, Native
+from shardlab.zero.hardened.flat import Native
 from shardlab.zero.hardened.full_parameters import unsharded
 
 BUCKET_BYTES = 4096  # several buckets, the last of which is not full

@@ -17,6 +17,7 @@ from told import told
 from torch import nn
 
 from coursekit.formulas import RECIPES, checkpoint_bytes
+from coursekit.topics.zero.fast_ring import FastRing
 from shardlab import zero
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.mixed_precision.hardened.master_weights import MasterWeights
@@ -24,7 +25,7 @@ from shardlab.saving import checkpoint as saving
 from shardlab.saving import durable
 from shardlab.saving.checkpoint import Damaged, SaveFailed, resume, save
 from shardlab.zero.hardened import stage1, stage2, stage3
-from shardlab.zero.hardened.flat import FastRing, Native
+from shardlab.zero.hardened.flat import Native
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.offload import cpu_offload
 

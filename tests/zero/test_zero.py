@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from coursekit.formulas import RECIPES, evaluate
+from coursekit.topics.zero.fast_ring import FastRing
 from ranklab.measure.communication import CommunicationLog
 from ranklab.measure.ledger import Ledger
 from shardlab import collectives, zero
@@ -23,7 +24,7 @@ from shardlab.gradient_clipping import clip_gradients
 from shardlab.mixed_precision import LossScaler, MasterWeights
 from shardlab.zero.hardened import stage3
 from shardlab.zero.hardened.arriving import StillComing
-from shardlab.zero.hardened.flat import FastRing, Native, Ring
+from shardlab.zero.hardened.flat import Native, Ring
 from shardlab.zero.hardened.full_parameters import unsharded
 from shardlab.zero.hardened.offload import cpu_offload
 

@@ -470,15 +470,3 @@ def changes_arguments(function: torch._ops.OpOverload) -> bool:
     of c10d do not tell. Without it, selective checkpointing keeps a product that is changed in
     place, and changes it a second time."""
     return function._schema.is_mutable
-
-
-# --- torch.compile --------------------------------------------------------------------------------
-
-
-def generated_code(function: Callable, *inputs) -> str:
-    """The code that torch.compile generates for these inputs. Without it, no page and no lab shows
-    the loop."""
-    from torch._inductor.utils import run_and_get_code  # seconds of imports
-
-    torch.compiler.reset()
-    return "\n".join(run_and_get_code(torch.compile(function), *inputs)[1])

@@ -13,7 +13,7 @@ and in hardened/, for any model and optimizer that can be sharded:
                   the places of parameters that are gone. ahead.py has messages under the unit
                   before, saved_tensors.py what leaves a unit's computation, full_parameters.py
                   parameters whole for a while
-    flat.py       the two collectives on flat tensors: our rings, and PyTorch's
+    flat.py       the two collectives on flat tensors: our ring, and PyTorch's
 
 Rajbhandari et al. 2020 (arXiv 1910.02054).
 """

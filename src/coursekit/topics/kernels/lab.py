@@ -17,7 +17,6 @@ from coursekit.topics.kernels.own_c import (
     in_cpp,
 )
 from ranklab.measure.timing import cpu_seconds, median_ratio, seconds_in_turns
-from shardlab.common.torch_internals import generated_code
 from shardlab.kernels.losses import chunked_cross_entropy
 
 __all__ = ["MEAN_SQUARES", "address", "c_function", "checked", "cpp_compiler", "in_cpp"]
@@ -48,6 +47,14 @@ def times_faster(eager: Callable, compiled: Callable, *inputs, turns: int = 9) -
 
     works = {"eager": often(eager), "compiled": often(compiled)}
     return median_ratio(seconds_in_turns(works, cpu_seconds, turns), "eager", "compiled")
+
+
+def generated_code(function: Callable, *inputs) -> str:
+    """The code that torch.compile generates for these inputs."""
+    from torch._inductor.utils import run_and_get_code  # seconds of imports
+
+    torch.compiler.reset()
+    return "\n".join(run_and_get_code(torch.compile(function), *inputs)[1])
 
 
 def loop_of(function: Callable, *inputs) -> str:

@@ -19,6 +19,7 @@ from coursekit.recordings.attempts import attempt
 from coursekit.recordings.races import TASKS, TINY, TURNS, Bench, Result, Run, TrainingTask, Way
 from coursekit.recordings.recordings import Row
 from coursekit.topics.zero import deepspeed
+from coursekit.topics.zero.fast_ring import FastRing
 from ranklab.measure.weigh import storage_bytes
 from ranklab.ranks import ranks
 from shardlab.common.torch_internals import local_tensor
@@ -41,7 +42,7 @@ def our_stage(net, optimizer_cls, stage, readable=False, **settings):
     """This book's stages, with the ring that pages print, or with what is fastest for the
     backend."""
     best = flat.best_collectives(next(net.parameters()).device)
-    best = flat.FastRing() if type(best) is flat.Ring else best
+    best = FastRing() if type(best) is flat.Ring else best
     collectives = flat.Ring() if readable else best
     return shard(net, optimizer_cls, stage=stage, collectives=collectives, **settings)
 

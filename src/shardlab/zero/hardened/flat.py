@@ -12,21 +12,19 @@ chunks, so fewer than n zeros are behind the parameters, as in the core.
                              no longer needed, so that their memory can go
     all_gather(flat)         in place: the other chunks become what their ranks have in them
 
-A stage calls them on an object: Ring(), FastRing(), Native(), or one of your own with these
-methods. `best_collectives` chooses between the first and the last.
+A stage calls them on an object: Ring(), Native(), or one of your own with these methods.
+`best_collectives` chooses between the two.
 """
 
 from collections.abc import Callable
-from itertools import groupby
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ... import collective_plans as plans
-from ... import collectives, collectives_fast
+from ... import collectives
 from ...collectives import run
-from ...collectives_fast import PIECE_BYTES
 from ...common.collective_wire import (
     Group,
     all_gather_single,
@@ -42,7 +40,6 @@ from .arriving import ChunkOfSum
 
 # of the number of a message's chunk; the bits above are the unit's, which ranklab.ranks names
 UNIT_BITS = 16
-SMALL_BYTES = 512 << 10  # a tensor below that is sent together with its neighbours
 
 
 class Ring:
@@ -79,56 +76,6 @@ class Ring:
     def zeros_behind(self, elements: int, group: Group = None) -> int:
         """The zeros that these elements have behind them in a bucket or unit."""
         return 0
-
-
-class FastRing(Ring):
-    """The ring, faster and harder to read: gradients are sent from their own memory, and the
-    optimizer updates a shard in the parts in which it travels. Parts below `small_bytes` are copied
-    and sent together, larger parts are sent in pieces of at most `piece_bytes`. On CPU ranks it
-    saves a flat copy of all gradients in fresh memory, whose pages the kernel must find and clear,
-    and cache misses. Results differ by rounding only. Both are raced in `python -m bench zero`."""
-
-    make_moves = staticmethod(collectives_fast.run)
-
-    def __init__(self, small_bytes: int = SMALL_BYTES, piece_bytes: int = PIECE_BYTES):
-        self.small_bytes, self.piece_bytes = small_bytes, piece_bytes
-
-    def reduce_scatter(
-        self, tensors: list[Tensor], group: Group = None, share: float = 1.0
-    ) -> list[Tensor]:
-        n, me = place(group)
-        device = tensors[0].device
-        # the tensors themselves, unless the backend cannot send from their memory
-        flats = [wire(tensor, group) for tensor in tensors]
-        chunks = [self.cut(flats, rank, n) for rank in range(n)]
-        # shares are added where 16-bit sums could overflow; else the sum is multiplied: no copy
-        before, after = (share, 1.0) if tensors[0].element_size() <= 2 else (1.0, share)
-        first = (me - 1) % n  # the chunk that sets out here
-        if n == 1 or before != 1.0:
-            chunks[first] = [part * before for part in chunks[first]]
-        self.run(plans.ring_reduce_scatter(n), chunks, group, share=before)
-        own = chunks[me] or [flats[0][:0].clone()]
-        tensors.clear()
-        flats.clear()
-        return [part.mul_(after).to(device) for part in own]
-
-    def parts_of_a_shard(self, tensors: list[Tensor], group: Group = None) -> list[int]:
-        n, me = place(group)
-        return [part.numel() for part in self.cut(tensors, me, n)] or [0]
-
-    def cut(self, tensors: list[Tensor], rank: int, n: int) -> list[Tensor]:
-        """The rank's chunk of the flat tensor of these tensors: views of them, or copies of several
-        small ones together."""
-        sizes, parts = [tensor.numel() for tensor in tensors], []
-        for tensor, places in zip(tensors, places_in(chunk_of(rank, sum(sizes), n), sizes)):
-            if places:
-                part = tensor.detach().reshape(-1)[places.start : places.stop]
-                parts += part.split(max(1, self.piece_bytes // part.element_size()))
-        return [
-            part
-            for small, neighbours in groupby(parts, lambda part: part.nbytes < self.small_bytes)
-            for part in ([torch.cat(list(neighbours))] if small else neighbours)
-        ]
 
 
 class Native(Ring):
