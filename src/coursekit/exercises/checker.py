@@ -20,6 +20,7 @@ from typing import Any
 
 from coursekit.sentences import data_text
 from ranklab.ranks.apart import CannotGoApart, Ended, apart
+from ranklab.ranks.messages import text_of
 
 from .missing_names import ShownAlone
 from .numbers import is_number, plain_number, same
@@ -57,20 +58,14 @@ class Failure(str):
 
     @classmethod
     def of(cls, error: BaseException, where: str = "") -> "Failure":
-        try:
-            first = (str(error).strip().splitlines() or [""])[0][:200]
-        except Exception:  # the reader's own error class, with its own __str__
-            first = "its text cannot be shown"
+        first = (text_of(error).strip().splitlines() or [""])[0][:200]
         place, colon = f" on {where}" * bool(where), ": " * bool(first)
         return cls(f"{type(error).__name__}{place}{colon}{first}")
 
 
 def is_blank(error: BaseException) -> bool:
     """Whether the value comes from a blank that was not filled in, `...`."""
-    try:
-        return "ellipsis" in str(error).lower()
-    except Exception:
-        return False
+    return "ellipsis" in text_of(error).lower()
 
 
 def call(solution, **case):

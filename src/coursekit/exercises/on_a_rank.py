@@ -4,7 +4,6 @@ mine = Learners(source, "ring.py", path)     # runs the file
 mine.all_reduce(x)                           # the learner's function; NotWritten, Wrong
 """
 
-import linecache
 import os
 import re
 import sys
@@ -16,6 +15,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
+from ranklab.ranks.messages import keep_lines, text_of
 
 from .assignments import Assignment, assignment
 
@@ -48,7 +49,7 @@ class Learners:
         module = ModuleType("graded")
         module.__file__ = path
         sys.modules["graded"] = module
-        linecache.cache[path] = (len(source), None, source.splitlines(True), path)
+        keep_lines(path, source.splitlines(True))
         exec(compile(source, path, "exec"), vars(module))
         return cls(path.replace("\\", "/").rpartition("/")[2], vars(module))
 
@@ -129,13 +130,6 @@ def about(error: BaseException) -> str:
             " group_dst= and group_src=."
         )
     return text
-
-
-def text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # the learner's own class, with its own __str__
-        return "(its text cannot be shown)"
 
 
 def place_of(error: BaseException, path: str) -> str:

@@ -41,8 +41,8 @@ def run_profile(asked: argparse.Namespace) -> int:
 
 def run_script(script: Path):
     """Raises ValueError with one sentence for a script that raises an error."""
-    from coursekit.exercises.on_a_rank import text_of  # they load torch
-    from ranklab.measure.profile import EnoughSteps
+    from ranklab.measure.profile import EnoughSteps  # it loads torch
+    from ranklab.ranks.messages import text_of
 
     try:
         runpy.run_path(str(script), run_name="__main__")

@@ -28,7 +28,7 @@ CHANNELS, DEPTH = 64, 512  # rows of a rank, posts of a row
 ROW = struct.Struct("<QQdIIB7x")
 POST = struct.Struct("<IIIdBBH160s")
 FLAGS = 8  # bytes before the rows of a rank: how many channels have lost their row
-HEAD = FLAGS + CHANNELS * ROW.size  # bytes before the posts
+ROWS_END = FLAGS + CHANNELS * ROW.size  # bytes before the posts
 TEXT = 160
 MOST_RANKS = 64  # the members of a channel are the bits of one integer
 
@@ -124,7 +124,7 @@ class Board:
     @staticmethod
     def nbytes(world_size: int) -> int:
         posts = CHANNELS * DEPTH * _post_size(world_size)
-        return world_size * (HEAD + posts)
+        return world_size * (ROWS_END + posts)
 
     def close(self):
         self.memory.close()
@@ -134,7 +134,7 @@ class Board:
         rows is enough."""
         for rank in range(self.world_size):
             begin = rank * self.rank_size
-            self.memory[begin : begin + HEAD] = bytes(HEAD)
+            self.memory[begin : begin + ROWS_END] = bytes(ROWS_END)
         self.forget()
 
     # --- writing ----------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class Board:
 
     def rows_of(self, rank: int) -> dict[int, ChannelRow]:
         begin = rank * self.rank_size
-        rows = ROW.iter_unpack(self.memory[begin + FLAGS : begin + HEAD])
+        rows = ROW.iter_unpack(self.memory[begin + FLAGS : begin + ROWS_END])
         # a row whose kind is still 0 is being written: its rank has not made the call yet
         return {
             row[0]: ChannelRow(*row[:-1], CallKind(row[-1])) for row in rows if row[0] and row[-1]
@@ -260,7 +260,7 @@ class Board:
 
     def _post_at(self, rank: int, index: int, number: int) -> int:
         post = index * DEPTH + number % DEPTH
-        return rank * self.rank_size + HEAD + post * self.post_size
+        return rank * self.rank_size + ROWS_END + post * self.post_size
 
 
 def _post_size(world_size: int) -> int:

@@ -126,6 +126,15 @@ def call_of(function, args: tuple, kwargs: dict) -> Call:
         ) from None
 
 
+def text_of(error: BaseException) -> str:
+    """The error's text, a plain string. It comes from the reader's class, which may raise an error
+    as well."""
+    try:
+        return str.__str__(str(error))
+    except (Exception, SystemExit) as failed:
+        return f"its text cannot be shown, as str() raised {type(failed).__name__}"
+
+
 def function_name(function) -> str:
     return getattr(function, "__name__", type(function).__name__)
 

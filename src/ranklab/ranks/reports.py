@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from shardlab.common import torch_internals
 
-from .messages import Frame, Raised
+from .messages import Frame, Raised, text_of
 
 ECHOES = ("gloo", "NCCL", "peer", "Broken pipe", "Wait timeout", "Timed out")
 STANDARD_LIBRARY = os.path.dirname(os.path.abspath(threading.__file__))
@@ -43,15 +43,14 @@ def stopped_at_last() -> Raised:
 def origin(error: BaseException) -> BaseException:
     """The error that led to this one, through all errors between them. An error may be its own
     cause, as after `raise error from error`."""
-    seen: list[int] = []
-    while id(error) not in seen and len(seen) < MOST_CAUSES:
-        seen.append(id(error))
+    chain = [error]
+    while len(chain) < MOST_CAUSES:
         before = error.__cause__
         if before is None and not error.__suppress_context__:
             before = error.__context__
-        if before is None or id(before) in seen:
+        if before is None or any(before is one for one in chain):
             break
-        error = before
+        chain.append(error := before)
     return error
 
 
@@ -61,12 +60,8 @@ def named(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """The error's text; a very long text keeps its beginning and end. The text comes from the
-    reader's class, which may raise an error as well."""
-    try:
-        text = str.__str__(str(error))  # a plain string, also of a class of strings
-    except BaseException as failed:
-        return f"<its text cannot be had: str() raised {type(failed).__name__}>"
+    """The error's text; a very long text keeps its beginning and end."""
+    text = text_of(error)
     if len(text) > MOST_LETTERS:
         half = MOST_LETTERS // 2
         left_out = f"{len(text) - 2 * half:,} letters are left out here"
