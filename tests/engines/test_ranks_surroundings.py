@@ -863,7 +863,7 @@ def test_a_difference_of_long_ago():
     for first in ("one", "another", "one"):
         checks = Checks(board(), rank=0)
         for what in (first, "the same", "the same"):
-            last = checks.counted(3, 0b11, CallKind.collective, what, True)
+            last = checks.counted(3, 0b11, what, blocking=True)
         histories.append(last.history)
     assert histories[0] == histories[2] != histories[1]
     one = board()

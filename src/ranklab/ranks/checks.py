@@ -65,7 +65,7 @@ class Checks:
             what = f"new_group of ranks {', '.join(map(str, ranks))}"
             channel = self.key("new_group", *taking_part)
             members = sum(1 << rank for rank in taking_part)
-            self.compare(self.counted(channel, members, CallKind.collective, what, blocking=True))
+            self.compare(self.counted(channel, members, what, blocking=True))
 
     def compare(self, post: Post):
         """Write the post, and raise if another rank has a different post for this call."""
@@ -98,33 +98,22 @@ class Checks:
         if call.name not in ("send", "recv"):
             what = self.describe(call, group) + of_unit
             sends, receives = call.splits or ((), ())
-            return self.counted(
-                group.channel,
-                group.members,
-                CallKind.collective,
-                what,
-                blocking=not call.asynchronous,
-                sends=sends,
-                receives=receives,
-            )
+            said = dict(blocking=not call.asynchronous, sends=sends, receives=receives)
+            return self.counted(group.channel, group.members, what, **said)
         here, peer = call.group.rank(), call.peer
         of = ", ".join(f"{_dtype(t)}, {t.numel():,} elements" for t in call.own)
         of += of_unit
-        what, blocking = f"send and recv of {of}", is_waited_for()
+        blocking = is_waited_for()
         if peer is None:
             raise ValueError(
                 f"recv from any rank of {of}: nobody can tell whom it waits for; name the sender,"
                 " as in recv(x, src=0)."
             )
         source, target = (here, peer) if call.name == "send" else (peer, here)
+        channel = self.key(name, group.members, source, target, call.tag)
+        members = 1 << group.ranks[source] | 1 << group.ranks[target]
         kind = CallKind.send if call.name == "send" else CallKind.receive
-        return self.counted(
-            self.key(name, group.members, source, target, call.tag),
-            1 << group.ranks[source] | 1 << group.ranks[target],
-            kind,
-            what,
-            blocking,
-        )
+        return self.counted(channel, members, f"send and recv of {of}", kind, blocking=blocking)
 
     def look_up(self, group: dist.ProcessGroup) -> GroupMembers:
         fake = dist.get_backend(group) == "fake"  # the other members of the group do not exist
@@ -139,22 +128,14 @@ class Checks:
             self.keys[parts] = int.from_bytes(digest, "little") or 1
         return self.keys[parts]
 
-    def counted(self, channel, members, kind, what, blocking, sends=(), receives=()):
+    def counted(
+        self, channel: int, members: int, what: str, kind=CallKind.collective, **said
+    ) -> Post:
+        """The post of this rank's next call in the channel; `said` are further fields."""
         number, history = self.made.get(channel, (0, 0))
-        what = shortened(what)
+        what, now = shortened(what), time.monotonic()
         self.made[channel] = number + 1, zlib.crc32(what.encode(), history)
-        return Post(
-            channel,
-            number + 1,
-            time.monotonic(),
-            members,
-            kind,
-            what,
-            blocking,
-            history,
-            sends,
-            receives,
-        )
+        return Post(channel, number + 1, now, members, kind, what, history=history, **said)
 
     def describe(self, call: CollectiveCall, group: GroupMembers) -> str:
         """A line that must be the same on all members."""

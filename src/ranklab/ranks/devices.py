@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from .asked import Asked
 from .findings import NCCL_START_SECONDS
+from .place import give_device
 
 # the first version that lets several ranks share a GPU, as an experiment; not yet tested here
 SHARING_NCCL = "2.30"
@@ -44,6 +45,15 @@ def choose_device(
     # messages overtake the kernels beside which they run; NCCL's groups read this variable
     os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
     return torch.device("cuda", rank % gpus), backend or ("nccl" if world_size <= gpus else "gloo")
+
+
+def take_device(rank: int, ranks_here: int, asked: Asked) -> tuple[torch.device, str]:
+    """Make this process one of so many ranks of this machine. Returns its device and its
+    backend."""
+    wanted = asked.device, asked.backend, asked.share_gpus
+    device, backend = choose_device(rank, ranks_here, torch.cuda.device_count(), *wanted)
+    give_device(device)
+    return device, backend
 
 
 def make_group(backend: str, rank: int, asked: Asked, store: dist.Store | None = None):

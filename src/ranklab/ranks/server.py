@@ -18,6 +18,7 @@ from types import ModuleType
 
 from .asked import RankPlace
 from .started import below, kill
+from .streams import Streams
 
 # what a rank needs, and what is often the name of somebody's own file
 IMPORTED = ("torch", "numpy", "cloudpickle")
@@ -53,13 +54,12 @@ def serve(place: RankPlace):
     # a group too, but Linux then schedules ranks as if each had its own terminal: an all-reduce of
     # four ranks takes a tenth longer.
     os.setpgid(0, 0)
-    for number, pipe in ((1, place.out), (2, place.err)):
-        os.dup2(pipe.fileno(), number)
+    streams = Streams(place.out, place.err)
     os.environ.clear()
     os.environ.update(place.environment)  # the server's are from the time of its start
     from .worker import Rank  # here, so that the parent does not import torch
 
-    Rank(place).serve()
+    Rank(place, streams).serve()
 
 
 def end(process: multiprocessing.Process):

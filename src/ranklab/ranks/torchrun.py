@@ -31,11 +31,11 @@ from .asked import Asked
 from .board import MOST_RANKS, Board
 from .calls import listening
 from .checks import Checks
-from .devices import choose_device, make_group
+from .devices import make_group, take_device
 from .faults import RankAbsent, RanksDisagree, ranks_of, reader_lines, sentence_of, waiting_in
 from .findings import NCCL_START_SECONDS, Finding, first_finding
 from .messages import dumps
-from .place import SharedFile, give_device
+from .place import SharedFile
 from .reports import is_echo, thread_frames
 from .scheduling import woken_threads_wait
 from .watch import LOOK_SECONDS
@@ -55,11 +55,7 @@ class Torchrun:
             raise ValueError(f"world_size = {asked.world_size}: torchrun started {there} ranks.")
         self.ours = not dist.is_initialized()
         here = int(os.environ["LOCAL_WORLD_SIZE"])
-        gpus = torch.cuda.device_count()
-        self.device, self.backend = choose_device(
-            local, here, gpus, asked.device, asked.backend, asked.share_gpus
-        )
-        give_device(self.device)
+        self.device, self.backend = take_device(local, here, asked)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.ours:

@@ -50,8 +50,6 @@ class RanksEnd:
     reads."""
 
     def __init__(self, connection: socket.socket):
-        # a program that replaces the rank by exec does not answer
-        connection.set_inheritable(False)
         self.socket, self.arriving = connection, arriving(connection, pickle.load)
 
     def send(self, number: int, message):

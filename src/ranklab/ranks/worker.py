@@ -40,9 +40,8 @@ from .asked import RankPlace
 from .board import Board
 from .calls import listening
 from .checks import Checks
-from .devices import CannotBeHad, choose_device, make_group
+from .devices import CannotBeHad, make_group, take_device
 from .links import enter_namespaces
-from .place import give_device
 from .reports import raised, stopped_at_last, thread_frames
 from .scheduling import woken_threads_wait
 from .started import below, keep_from_programs, keeping_from_programs, kill
@@ -81,8 +80,8 @@ def making_a_group() -> Iterator[None]:
 
 
 class Rank:
-    def __init__(self, place: RankPlace):
-        self.place, self.pid = place, os.getpid()
+    def __init__(self, place: RankPlace, streams: Streams):
+        self.place, self.streams, self.pid = place, streams, os.getpid()
         self.wire = RanksEnd(place.connection)
         self.inbox: queue.SimpleQueue = queue.SimpleQueue()
         self.sending = threading.RLock()
@@ -102,7 +101,6 @@ class Rank:
         # Ctrl-C reaches every process of a terminal: the parent decides
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGUSR1, lambda _, frame: self._raise_stopped(self.main_job, frame))
-        self.streams = Streams(self.place.out, self.place.err)
         faulthandler.enable(file=2)
         threading.Thread(target=self._listen, daemon=True).start()
         self.main = sys.modules["__main__"] = ModuleType("__main__")
@@ -196,11 +194,7 @@ class Rank:
             # the end of a group waits for what is stuck in it
             threading.Thread(target=broken.clear, daemon=True).start()
         else:
-            gpus = torch.cuda.device_count()
-            self.device, self.backend = choose_device(
-                place.rank, asked.world_size, gpus, asked.device, asked.backend, asked.share_gpus
-            )
-            give_device(self.device)
+            self.device, self.backend = take_device(place.rank, asked.world_size, asked)
             loopback = "lo" if sys.platform == "linux" else "lo0"
             # gloo and NCCL can be told in no other way
             os.environ["GLOO_SOCKET_IFNAME"] = place.host.interface or loopback
