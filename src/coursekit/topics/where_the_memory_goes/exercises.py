@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from coursekit.exercises.edits import Topic
-from coursekit.exercises.numbers import same
 from ranklab.measure.ledger import Ledger
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 
@@ -89,31 +88,6 @@ def _backward_gets_tensors(solution, module, x):
     return True
 
 
-def _something_else_noted(found, right, module, x):
-    """Other tensors than those that pack is given."""
-    outputs, y = [], x
-    for layer in module:
-        y = layer(y)
-        outputs.append(y.numel())
-    if found.elements - sum(outputs) in (0, outputs[-1], x.numel()):
-        return (
-            "those are the outputs of the layers. Autograd keeps what backward needs: inputs,"
-            " weights, and an output only where it is of use. Let pack note what it is given."
-        )
-    if found.tensors > right.tensors:
-        return (
-            f"you note {found.tensors} tensors, and pack is given {right.tensors}: one run of the"
-            " module, and nothing in the list but what pack gets, neither the result of the module"
-            " nor what unpack gets."
-        )
-    if 0 < found.tensors < right.tensors:
-        return (
-            f"you note {found.tensors} tensors of the {right.tensors} that pack is given: note"
-            " every one, whatever it is."
-        )
-    return None
-
-
 what_autograd_keeps = topic.exercise(
     "what_autograd_keeps",
     cases=(
@@ -126,7 +100,6 @@ what_autograd_keeps = topic.exercise(
     answer=_noted,
     hint="saved_tensors_hooks(pack, unpack) is entered by with. autograd calls pack with every"
     " tensor that it wants to keep, while module(x) runs.",
-    properties=(_something_else_noted,),
     right="every tensor that autograd hands over in forward, each without its graph.",
 )
 
@@ -167,21 +140,6 @@ saved_bytes_of_a_module = topic.exercise(
 # --- one layer, and the loss ----------------------------------------------------------------------
 
 
-def _other_vectors(found, right, b, s, h, a):
-    """Another number of vectors than 16, with what is right beside them, or with less."""
-    small = " Fused attention and the norms keep a few numbers besides."
-    norms = " The mean and the deviation of a norm are one number each for a token."
-    for beside, words in ((a * b * s + 4 * b * s, ""), (0, small), (a * b * s, norms)):
-        many = (found - 4 * beside) / (4 * b * s * h)
-        if h > 1 and 0 < round(many) != 16 and same(many, float(round(many))):
-            return (
-                f"{many:.0f} vectors of h for each token, and there are 16: 2 into the norms, 2"
-                " into the linear layers after them, 3 for queries, keys and values, 1 out of"
-                f" attention, and twice 4h in the MLP.{words}"
-            )
-    return None
-
-
 layer_bytes_of_gpt2 = topic.exercise(
     "layer_bytes_of_gpt2",
     cases=(
@@ -192,7 +150,6 @@ layer_bytes_of_gpt2 = topic.exercise(
     ),
     hint="Count vectors of h for a token: what enters each norm, each linear layer and attention,"
     " and the inner ones, of 4 h, before and after GELU. None of them counts twice.",
-    properties=(_other_vectors,),
     unit="bytes",
     right=(
         "for each token sixteen vectors of h, one number for each head, and two numbers for each of"
@@ -273,10 +230,8 @@ def watch_loop(train, steps) -> Left:
     return Left(values, left, ledger.peak.bytes.total // 1024, model.training)
 
 
-def _loss_of_something_else(found, right, steps):
-    """Losses of other text, or of a model that is behind."""
-    if same(found.losses, right.losses) or len(found.losses) != steps:
-        return None
+def _losses_of_a_loop(steps):
+    """The losses of the training text, and those of the held-out text before each update."""
     torch.manual_seed(0)
     model = GPT(CONFIG)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
@@ -289,18 +244,7 @@ def _loss_of_something_else(found, right, steps):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    for losses, sentence in (
-        (trained, "those are the losses of the training text: the held-out text's are wanted."),
-        (before, "those are the held-out losses before each update: they come after it."),
-    ):
-        if all(abs(one - other) < 2e-4 for one, other in zip(found.losses, losses)):
-            return sentence
-    step = next(k for k in range(steps) if not same(found.losses[k], right.losses[k]))
-    return (
-        f"the held-out loss of step {step} is {found.losses[step]}, and {right.losses[step]} in a"
-        " loop that trains as before: leave the forward, backward, step and zero_grad of training"
-        " as they were, and return each held-out loss as it is."
-    )
+    return trained, before
 
 
 memory_that_grows = topic.exercise(
