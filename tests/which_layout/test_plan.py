@@ -357,30 +357,3 @@ def test_a_stage_of_layers_without_experts():
     assert layout.solved()["rank_peak_bytes"] > found.rank_saved_bytes
     least = found.rank_saved_bytes - 2 * found.rank_stage_bytes
     assert least <= found.rank_before_bytes < found.rank_saved_bytes
-
-
-HOST = "checkpoints-on-host 1"
-
-
-@pytest.mark.slow
-def test_tiles_and_checkpoints_on_the_host_are_nearest():
-    """Must catch: a long sequence for which the answer knows more GPUs and shorter sequences only;
-    tiles of layers that keep their tensors."""
-    asked = dict(gpu="H100 SXM 80GB", kernels=FUSED_LOSS)
-    near = fits("Llama 3 8B", **asked, gpus=8, sequence=200_000, offload=1, recompute_policy=3)
-    tiled, host = (dict(near.nearest)[f"--{knob}"] for knob in ("sequence-tiles 4", HOST))
-    assert tiled.fits and host.fits and not replace(tiled, sequence_tiles=2).fits
-    asked |= dict(gpus=1, sequence=500_000)
-    change, alone = fits("Llama 3 8B", **asked).nearest[0]
-    assert alone.fits and alone.sequence == 500_000 and f"--{HOST}" in change
-    eager = fits("Llama 3 8B", **asked | dict(kernels="PyTorch eager")).nearest
-    assert not any("tiles" in change for change, _ in eager)
-
-
-def test_states_on_the_host_are_a_nearest():
-    """Must catch: offload without a stage of ZeRO, or not among what fits."""
-    asked = dict(gpu="H100 SXM 80GB", gpus=8, sequence=2048)
-    near = dict(fits("Llama 2 70B", **asked, zero_stage=3).nearest)["--offload 1"]
-    assert near.fits and near.zero_stage == 3
-    near = fits("Llama 2 70B", **asked, zero_stage=0).nearest
-    assert near and not any("--offload" in change for change, _ in near)
