@@ -174,7 +174,7 @@ def named_in(code: str) -> set[str]:
 
 @cache
 def attributes_known() -> set[str]:
-    """Those of our packages, and those of the libraries' objects in labs."""
+    """Attributes of our packages, and of the libraries' objects in labs."""
     files = (file for one in OURS for file in (ROOT / "src" / one).rglob("*.py"))
     return {"_asdict", "_mmap"}.union(
         *(dir(resolve_name(one)) for one in LIBRARIES.split()),

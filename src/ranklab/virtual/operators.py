@@ -17,6 +17,7 @@ from shardlab.common.torch_internals import (
     argument_names,
     written_arguments,
 )
+from shardlab.kernels.moved_bytes import ONLY_WRITTEN
 
 from .hardware import Kernel
 
@@ -34,9 +35,7 @@ WITHOUT_KERNEL = operators(
 )
 LIBRARIES = "aten", "fsdp"  # fully_shard has operators of its own, which copy
 READ_VALUES = operators("_local_scalar_dense equal allclose is_nonzero")
-WRITE_ONLY = operators(
-    "copy_ fill_ zero_ normal_ uniform_ bernoulli_ random_ _foreach_copy_ _foreach_zero_"
-)
+WRITE_ONLY = operators(" ".join(ONLY_WRITTEN) + " _foreach_copy_ _foreach_zero_")
 # of their first tensor they take the shape or the dtype
 READ_NOTHING = operators("new_zeros new_ones new_full zeros_like ones_like full_like")
 # of their first tensor they read as many elements as they return

@@ -458,11 +458,9 @@ def argument_names(function: torch._ops.OpOverload) -> list[str]:
 def written_arguments(function: torch._ops.OpOverload, given: dict) -> list:
     """The arguments that the operator writes into, of those given by name. A fused optimizer writes
     gradients where it unscales them alone. Without it, a virtual GPU counts reads alone."""
-    arguments = function._schema.arguments
-    written = {one.name for one in arguments if one.alias_info and one.alias_info.is_write}
-    if given.get("grad_scale") is None:
-        written.discard("grads")
-    return [value for name, value in given.items() if name in written]
+    known = {argument.name: argument.alias_info for argument in function._schema.arguments}
+    kept = {"grads"} if given.get("grad_scale") is None else set()
+    return [given[name] for name in given.keys() - kept if known[name] and known[name].is_write]
 
 
 def changes_arguments(function: torch._ops.OpOverload) -> bool:
