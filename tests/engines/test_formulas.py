@@ -240,6 +240,8 @@ def build(**changes):
         dict(learned_positions=0, tied_head=1),
         dict(gated_mlp=1, learned_positions=0, biases=1, key_value_heads=6),
         dict(head_size=10, heads=5, key_value_heads=5),
+        dict(head_size=9),
+        dict(key_value_heads=1, heads=3),
         dict(MIXTURE, shared_experts=1),
         dict(MIXTURE, shared_experts=2, gated_mlp=1),
         dict(MIXTURE, shared_experts=2, gated_mlp=1, biases=0),
@@ -247,11 +249,15 @@ def build(**changes):
     ],
 )
 def test_counts_of_each_part(changes):
-    """Mutation: drop the gate's bias from mlp_parameters, or count the key-value size once, or
-    forget the biases of shared experts."""
+    """Mutation: drop the gate's bias from mlp_parameters, or count the key-value size once or for
+    each head, or forget the biases of shared experts."""
     config, model = build(**changes)
     count = lambda module: sum(p.numel() for p in module.parameters())
     block, given = model.blocks[0], config.quantities()
+    assert formulas.head_columns(**given) == block.attention.head_size
+    assert formulas.query_size(**given) == block.attention.output.weight.shape[1]
+    columns = formulas.query_size(**given) + 2 * formulas.key_value_size(**given)
+    assert columns == block.attention.qkv.weight.shape[0]
     assert formulas.attention_parameters(**given) == count(block.attention)
     if config.experts:
         each = count(block.mlp.experts) // config.experts
@@ -262,19 +268,6 @@ def test_counts_of_each_part(changes):
     assert formulas.embedding_parameters(**given) == count(model.embedding)
     assert formulas.head_parameters(**given) == count(model.head.scores) * (1 - config.tied_head)
     assert formulas.parameters(**given) == count(model)
-
-
-@pytest.mark.parametrize(
-    "changes", [{}, dict(key_value_heads=6), dict(key_value_heads=1, heads=3), dict(head_size=9)]
-)
-def test_sizes_of_heads(changes):
-    """Mutation: key_value_size takes heads instead of key_value_heads."""
-    config, model = build(**changes)
-    attention, given = model.blocks[0].attention, config.quantities()
-    assert formulas.head_columns(**given) == attention.head_size
-    assert formulas.query_size(**given) == attention.output.weight.shape[1]
-    columns = formulas.query_size(**given) + 2 * formulas.key_value_size(**given)
-    assert columns == attention.qkv.weight.shape[0]
 
 
 @pytest.mark.parametrize("name", OURS)

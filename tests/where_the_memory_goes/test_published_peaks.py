@@ -161,18 +161,6 @@ def test_what_no_tensor_holds():
     assert answer.as_json()["needed_bytes"] == answer.needed_bytes
 
 
-def test_dropout_under_fused_attention():
-    """A library's fused kernel drops scores itself, and stores only masks of the hidden size.
-
-    Must catch: the scores of all numbers_in of tokens kept because dropout is on."""
-    layout = dict(model="GPT-3 175B", recipe="bf16 + fp32 gradients", kernels=FUSED_LOSS)
-    layout |= dict(sequence=2048, microbatch=1, fused_attention=1)
-    without, with_masks = (
-        Given(**layout, dropout=dropout).library_layer_bytes for dropout in (0, 0.1)
-    )
-    assert with_masks - without == 2 * 2048 * 12288
-
-
 def error_of_best(name, speed):
     """The mean error of a class whose share of FLOP/s alone is fitted, each half by the other."""
     rows = referee.seconds_rows(name)

@@ -12,19 +12,19 @@ class Heads(
         source=_GPT, measured_by="tests/engines/test_formulas.py::test_counts_of_each_part"
     )
 ):
-    @BOOK.own(measured_by="tests/engines/test_formulas.py::test_sizes_of_heads")
+    @BOOK.own(measured_by="tests/engines/test_formulas.py::test_counts_of_each_part")
     def head_columns(q):
         r"""h_\text{head} | count | columns of one head: hidden / heads, unless the model gives its
         own number"""
         return where(q.head_size > 0, q.head_size, floor_div(q.hidden, q.heads))
 
-    @BOOK.own(measured_by="tests/engines/test_formulas.py::test_sizes_of_heads")
+    @BOOK.own(measured_by="tests/engines/test_formulas.py::test_counts_of_each_part")
     def query_size(q):
         r"""h_\text{q} | count | columns of the queries of all heads: h, unless the model sets the
         number of columns of a head itself"""
         return q.heads * q.head_columns
 
-    @BOOK.own(measured_by="tests/engines/test_formulas.py::test_sizes_of_heads")
+    @BOOK.own(measured_by="tests/engines/test_formulas.py::test_counts_of_each_part")
     def key_value_size(q):
         r"""h_\text{kv} | count | columns of the keys, and as many of the values: the hidden size,
         unless several heads share keys and values"""
