@@ -32,7 +32,7 @@ class _Mixed(NamedTuple):
     only: str  # which one that is, where others are right
     givers: list[int]  # the ranks that brought more than zeros
     times: list[list[float]]  # on each rank, of each giver
-    others: set  # of the times, those of another rank's gradient
+    nothing_of_others: bool  # a rank has at most its own
     own: str  # how often a giver has its own, unless that is once
 
 
@@ -55,7 +55,7 @@ def _mixed(found, right) -> _Mixed | None:
         f"gradient {wrong} alone is wrong: " if any(right_on_all) else "",
         givers,
         times,
-        others,
+        others == {0},
         "" if set(own) == {1} else f" {_listed(own)} times",
     )
 
