@@ -299,11 +299,7 @@ class Run:
 
     def backward(self, inputs: Tensor, targets: Tensor) -> float | None:
         """The rank's loss, None where a pipeline has none."""
-        scale = 1.0
-        if isinstance(self.scaler, LossScaler):
-            scale = self.scaler.factor.item()
-        elif self.scaler:
-            scale = self.scaler.get_scale()
+        scale = self.scaler.get_scale() if self.scaler else 1.0
         if self.case.pp > 1:
             losses = self.net.step(inputs, targets)
             return losses.mean().item() / scale if len(losses) else None

@@ -30,8 +30,7 @@ models that the core does not, and lies in the folder `hardened/` beside it. Aro
     gradient_clipping        clipping by the norm of all shards
     common/                  what techniques share; torch_internals has PyTorch's private names
 
-Nothing here imports the bench (`ranklab`) or the course (`coursekit`). Importing the package is
-light: no torch. Import the module you need: `from shardlab.gpt import GPT`.
+Importing the package loads no torch. Import the module you need: `from shardlab.gpt import GPT`.
 """
 
 __version__ = "0.1.0"

@@ -10,8 +10,6 @@
 - No flat copy: a chunk may be a list of pieces in separate memory. The pieces are not overwritten:
   a sum replaces its piece in the list, and a piece that was sent leaves the list. So reduce_scatter
   needs no copy of its input, and a ring around many gradients needs no tensor that holds them all.
-
-gloo's segments and NCCL's slices have the same purpose.
 """
 
 from collections.abc import Mapping, Sequence

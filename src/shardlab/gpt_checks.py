@@ -32,13 +32,12 @@ def complete(sizes: dict[str, int | None]) -> dict[str, int]:
         limits = (0, 1) if name in SWITCHES else (0 if name in MAY_BE_NONE else 1, None)
         sizes[name] = whole_number(name, sizes[name], *limits)
     experts, per_token = sizes["experts"], sizes["experts_per_token"]
-    if not min(experts, 1) <= per_token <= experts:
+    rule = "a model with experts = 0 has one MLP, of all tokens."
+    if experts:
         rule = f"a token goes through 1 to experts = {experts} of them."
-        if not experts:
-            rule = "a model with experts = 0 has one MLP, of all tokens."
+    if not min(experts, 1) <= per_token <= experts:
         raise InvalidInput("experts_per_token", per_token, rule)
     if sizes["shared_experts"] and not experts:
-        rule = "a model with experts = 0 has one MLP, of all tokens."
         raise InvalidInput("shared_experts", sizes["shared_experts"], rule)
     if experts:
         watch_torch()

@@ -6,8 +6,7 @@
     mesh.dp.ranks                                       # dp 1  pp 0     4     5
     mesh.line("dp", "cp").group                         #       pp 1     6     7
 
-Rank 5 = (1, 0, 1) sends gradients to rank 1, activations to rank 7, parts of a layer's sums to rank
-4.
+Rank 5 = (1, 0, 1) sends gradients to rank 1, activations to 7, parts of a layer's sums to 4.
 
 A rank has a place on each axis: dp (data parallel), pp (pipeline stage), cp (part of a sequence),
 tp (tensor parallel). Along an axis the others are fixed, so its groups are slices of
@@ -15,8 +14,8 @@ tp (tensor parallel). Along an axis the others are fixed, so its groups are slic
 share a machine: they talk most. Ranks of one tp group see the same batch; ranks of one dp group see
 different ones, so read data by `mesh.dp.rank`.
 
-A group can run along several axes: gradients are averaged over dp and cp together, squares of a
-norm are added over pp and tp. Experts need no axis of their own: `mesh.experts(2)` cuts dp.
+Gradients are averaged over two axes together: `mesh.line("dp", "cp")`. Experts need no axis of
+their own: `mesh.experts(2)` cuts dp.
 """
 
 import math

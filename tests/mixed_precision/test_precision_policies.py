@@ -49,7 +49,7 @@ def test_what_a_policy_computes_in(policy):
     assert updated == {torch.float32}
     assert isinstance(optimizer, MasterWeights) == (policy.weights is not torch.float32)
     assert isinstance(policy.scaler(), LossScaler) == (policy.computes_in is torch.float16)
-    assert policy.scaler(init_scale=8.0).factor == 8 if policy.needs_scale else True
+    assert policy.scaler(init_scale=8.0).get_scale() == 8 if policy.needs_scale else True
     wanted, *_ = trained(policies.FP32)
     # a CPU may take tf32 by its word, and has then the digits of fp16
     near = 40 * torch.finfo(torch.float16 if policy.tf32 else policy.computes_in).eps / 2

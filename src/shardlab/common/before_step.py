@@ -10,20 +10,15 @@ user's, made from model.parameters().
 Shards and parts of tensor parallelism are updated by each rank alone: an optimizer that looks at
 rows, norms of a layer or a line search is found by trial.
 
-    scaler = torch.amp.GradScaler()                      where one rank has a gradient that is not
-                                                         finite, no rank steps: all stages of ZeRO,
-                                                         tensor parallelism and pipelines
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                                                         the norm of all shards, in stage 3. Stages
-                                                         1 and 2 refuse it, because a parameter has
-                                                         the gradient of this rank alone, or none;
-                                                         they refuse clip_grad_value_, too.
-                                                         Pipelines refuse it, because each rank has
-                                                         parameters of its own
-    torch.nn.parallel.DistributedDataParallel(model)     refused over ranks that have other parts
+    torch.amp.GradScaler()                                    no rank steps where a shard, a part or
+                                                              a stage has an infinite gradient
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)   the norm of all shards, in stage 3
+    torch.nn.parallel.DistributedDataParallel(model)          refused over ranks with other parts
 
-A norm that you make by hand of gradients, or of their copies, is this rank's alone, and nothing
-raises. FSDP2 has the first two by DTensor. All stay as they are for tensors that are not shards.
+Stages 1 and 2 refuse clip_grad_norm_ and clip_grad_value_, because a parameter has the gradient of
+this rank alone, or none. Pipelines refuse the first: each rank has parameters of its own. A norm
+that you make by hand of gradients, or of their copies, is this rank's alone, and nothing raises.
+FSDP2 has the first two by DTensor. All stay as they are for tensors that are not shards.
 """
 
 import functools

@@ -9,11 +9,8 @@ When backward is at layer i there are: what the layers before i keep, what layer
 and the gradients of the layers after it. So a layer that keeps much burdens all layers after it,
 and the first ones are the ones to recompute: when backward comes to them, the others are done.
 
-Options are tried layer by layer, in the order of forward. Of all choices for the layers so far only
-those matter that keep less or cost less than every other: there are few of them. The result is the
-best of all combinations.
-
 Source: dynamic programming as in Rotor (Beaumont et al. 2019), with options given for each layer.
+The result is the best of all combinations.
 """
 
 from collections.abc import Sequence

@@ -5,7 +5,6 @@
     checkpoint_modules(model, CoreAttention)                   # the core of attention alone
     checkpoint_modules(model, MLP, partial(checkpoint_tiles, tokens=4096))      # a tile at a time
 
-The model's loop over its blocks stays as it is: it now meets one callable for every checkpoint.
 `by` is the checkpoint: checkpoint(), or one with options, such as
 
     partial(checkpoint_selective, keep=EXPENSIVE)

@@ -1,9 +1,7 @@
 """Files that are really on the disk after `write`, and unchanged when `read` returns.
 
-    written = write(path, content)         # [size, SHA-256]
-    content = read(path, *written)         # Damaged, if one bit is another
-
-A file is on the disk once it is flushed, its name once the folder is flushed.
+written = write(path, content)         # [size, SHA-256]
+content = read(path, *written)         # Damaged, if one bit is another
 """
 
 import hashlib

@@ -5,9 +5,7 @@
     loss = vocabulary_parallel_loss(model(tokens), targets, config.vocabulary, mesh.tp.group)
     loss.backward()                                 # the gradients of this rank's parts
 
-    core.py       the idea on a page
-    core_sequence.py
-                  sequence parallelism on another
+    core.py       the idea on a page; core_sequence.py has sequence parallelism
 
 and in hardened/, for any model that a plan describes:
 

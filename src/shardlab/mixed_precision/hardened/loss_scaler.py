@@ -64,10 +64,6 @@ class LossScaler(ScalerThatAsks):
         self.loss: Tensor | None = None  # the last one, for a message
         self.scaled = self.overflow = False  # since update()
 
-    @property
-    def factor(self) -> Tensor:
-        return torch.tensor(self.get_scale())
-
     def scale(self, loss: Tensor) -> Tensor:
         """The loss times the scale, for backward."""
         if isinstance(loss, Tensor) and loss.dtype is torch.float16:

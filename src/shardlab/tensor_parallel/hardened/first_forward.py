@@ -4,9 +4,9 @@ and the random numbers of dropout. And one that they must not: parts of weights.
 The first forward of training compares them over the group, once. Training means that gradients are
 on and, where the model drops elements at all, that some dropout is on. All ranks of the group pass
 the place of the comparison in the same order, whether they drop elements or not, so none waits in
-vain. Later steps compare nothing: a rank that draws numbers alone after the first step, for a
-sample of text, say, is not found. Nor is another batch that whole layers with trained parameters
-read first: what they make of one batch may differ in its last bits between ranks.
+vain. Later steps compare nothing: a rank that draws numbers alone after the first is not found. Nor
+is another batch that whole layers with trained parameters read first: what they make of one batch
+may differ in its last bits between ranks.
 """
 
 import torch

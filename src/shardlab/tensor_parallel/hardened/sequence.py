@@ -95,8 +95,7 @@ class AroundGathered(Around):
 class Regathered:
     """Own tokens between forward and backward, where autograd would keep all, or a view of them.
     All tokens from the first use in backward to the last: the MLP's gate and its other factor use
-    them both. What else autograd keeps goes to the hooks that are set around these, such as
-    checkpoint's or the ledger's."""
+    them both. What else autograd keeps goes to outer hooks."""
 
     def __init__(self, whole: Tensor, own: Tensor, group):
         self.outer, self.group = OuterHooks(), group

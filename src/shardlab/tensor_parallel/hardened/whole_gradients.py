@@ -35,9 +35,8 @@ summed_versions = WeakTensorKeyDictionary()  # gradient -> its version after it 
 
 @torch.no_grad()
 def sum_gradients(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | None = None):
-    """Add up, over the group, the gradients of the parameters that are whole in the group:
-    each rank has the gradients of its own tokens. There is one all-reduce for each dtype;
-    one for each parameter would be mostly latency.
+    """Add up, over the group, the gradients of the parameters that are whole in the group: each
+    rank has the gradients of its own tokens. There is one all-reduce for each dtype.
 
     Call it once a step, after the last backward and before clipping, on all ranks. The
     optimizer may also be one of shards: ZeRO's gradients are summed as shards. A step without it

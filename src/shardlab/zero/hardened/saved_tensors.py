@@ -9,7 +9,6 @@ them for backward.
     without_parameters(output, ...)          an output that is a parameter, or a view of one, gets
                                              memory of its own: the parameter's is given back
 
-FSDP2 (torch 2.13) looks at tensors in outputs alone, and dies of a unit that returns its parameter.
 `is_parameter(tensor)` says whether a tensor lies in the memory of parameters.
 """
 

@@ -2,8 +2,6 @@
 
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
 
-Call step() once for several microbatches: it sends the same bytes.
-
 Make the optimizer after the model has its final device and dtype. All ranks begin with rank 0's
 parameters; the caller hands out buffers, and frozen parameters that are not given (zero.shard
 does). All ranks run backward equally often, each with at least one parameter in it. A missing
