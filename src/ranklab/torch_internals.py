@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from unittest.mock import patch
 
 import torch
@@ -31,19 +31,17 @@ from shardlab.common.torch_internals import (
 # --- storages and fake tensors --------------------------------------------------------------------
 
 
-def watch_resize(seen: Callable[[torch.UntypedStorage], None]) -> Callable[[], None]:
-    """Calls `seen` after each resize_ of a storage, by which FSDP2 and stage 3 free and refill
-    memory: no dispatch mode sees it. Returns a function that ends the watch. The name is public;
-    replacing a method of PyTorch's class is not. Without it, the ledger counts gathered weights
-    that are free."""
+def watching_resize(seen: Callable[[torch.UntypedStorage], None]) -> AbstractContextManager:
+    """A context that calls `seen` after each resize_ of a storage, by which FSDP2 and stage 3 free
+    and refill memory: no dispatch mode sees it. The name is public; replacing a method of PyTorch's
+    class is not. Without it, the ledger counts gathered weights that are free."""
     original = torch.UntypedStorage.resize_
 
     def resize_(storage, size):
         original(storage, size)
         seen(storage)
 
-    torch.UntypedStorage.resize_ = resize_
-    return lambda: setattr(torch.UntypedStorage, "resize_", original)
+    return patch.object(torch.UntypedStorage, "resize_", resize_)
 
 
 class ModeWithoutDevice(FakeTensorMode):
@@ -210,16 +208,14 @@ def abort_process_groups() -> None:
     dist.distributed_c10d._abort_process_group()
 
 
-def watch_new_groups(
-    seen: Callable[[list[int] | None, bool], None],
-    within: Callable[[], AbstractContextManager] = nullcontext,
-) -> Callable[[], None]:
-    """Calls `seen(ranks, among themselves)` before each process group that is made by new_group, a
-    device mesh or anything else of PyTorch, which is then made within `within()`. Returns a
-    function that ends the watch. Without it, a rank that leaves a new_group out is not named, and
-    the others wait for half an hour."""
-    module = dist.distributed_c10d
-    original = module._new_group_with_tag
+def watching_new_groups(
+    seen: Callable[[list[int] | None, bool], None], within: Callable[[], AbstractContextManager]
+) -> AbstractContextManager:
+    """A context that calls `seen(ranks, among themselves)` before each process group that is made
+    by new_group, a device mesh or anything else of PyTorch, which is then made within `within()`.
+    Without it, a rank that leaves a new_group out is not named, and the others wait for half an
+    hour."""
+    original = dist.distributed_c10d._new_group_with_tag
 
     @functools.wraps(original)
     def make(ranks=None, *args, **named):
@@ -227,8 +223,7 @@ def watch_new_groups(
         with within():
             return original(ranks, *args, **named)
 
-    module._new_group_with_tag = make
-    return lambda: setattr(module, "_new_group_with_tag", original)
+    return patch.object(dist.distributed_c10d, "_new_group_with_tag", make)
 
 
 # --- contexts -------------------------------------------------------------------------------------

@@ -90,8 +90,8 @@ def test_answers_belong_to_their_question(two):
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the policy is Linux's")
 def test_threads_that_move_messages_wait_for_their_turn(two):
-    """Must catch: groups made without `woken_threads_wait`, in `regroup` or in `watch_new_groups`;
-    a policy that is not taken back from the thread that computes."""
+    """Must catch: groups made without `woken_threads_wait`, in `regroup` or in
+    `watching_new_groups`; a policy that is not taken back from the thread that computes."""
 
     def policies(later=True):
         import torch.distributed as dist

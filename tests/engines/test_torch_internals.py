@@ -107,9 +107,8 @@ def test_backward_has_a_number_inside_and_none_outside():
 def test_resizes_are_watched_until_the_end():
     """Must catch: a watch that stays when it was ended, or sees the size before."""
     storage, sizes = torch.zeros(4).untyped_storage(), []
-    end = ranklab.torch_internals.watch_resize(lambda storage: sizes.append(storage.nbytes()))
-    storage.resize_(0)
-    end()
+    with ranklab.torch_internals.watching_resize(lambda one: sizes.append(one.nbytes())):
+        storage.resize_(0)
     storage.resize_(16)
     assert sizes == [0]
 

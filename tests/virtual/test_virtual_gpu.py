@@ -57,7 +57,7 @@ def test_a_stop_on_the_way_in_leaves_nothing_behind(monkeypatch):
         raise KeyboardInterrupt
 
     for owner, name, stops in (
-        ("ranklab.virtual.gpu", "carrying", stopped),
+        ("ranklab.virtual.gpu", "listening", stopped),
         ("torch.distributed", "init_process_group", stopped_late),
     ):
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):

@@ -6,7 +6,7 @@ from solved import Given
 from told import from_told, valued
 
 from coursekit.formulas import evaluate
-from ranklab.virtual import GPU, VirtualGPU, VirtualLoader
+from ranklab.virtual import GPU, VirtualGPU, virtual_batches
 from ranklab.virtual.clock import LATE_BATCH
 
 # a kernel of 16,000,000 bytes takes 16 ms, a copy of as many pinned ones 32 ms, of others 64 ms
@@ -20,9 +20,8 @@ def loop(workers, batch_seconds, step_ms, steps, ahead=2):
     """Steps of so many milliseconds, each of which takes a batch."""
     with VirtualGPU(SIMPLE) as gpu:
         x = torch.ones(step_ms * 125_000)
-        loader = VirtualLoader(gpu, batch_seconds, workers, ahead)
         with gpu.step() as step:
-            for _ in loader.batches(steps):
+            for _ in virtual_batches(gpu, steps, batch_seconds, workers, ahead):
                 x.add_(1)
                 gpu.clock.synchronize()
     return step

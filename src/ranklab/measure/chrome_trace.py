@@ -58,12 +58,9 @@ def from_chrome(
         elif category in RUNTIME and correlation is not None and re.search(LAUNCHES, name):
             kind = SpanKind.LAUNCH
             if inside(event):
-                outer = (
-                    phase.get(thread, SpanKind.FORWARD)
-                    if done.get(thread, 0) > event["ts"]
-                    else SpanKind.FORWARD
-                )
-                launches[correlation] = outer, len(kept)
+                within = done.get(thread, 0) > event["ts"]
+                outer = phase.get(thread) if within else None
+                launches[correlation] = outer or SpanKind.FORWARD, len(kept)
         else:
             continue
         if inside(event):

@@ -119,11 +119,8 @@ class CudaAccount:
 
     def __exit__(self, *error):
         self.ledger.when_fuller = None
-        used, now, self.peak = (
-            self.allocator.used(),
-            self.allocator.reading(),
-            self.allocator.reading("peak"),
-        )
+        used, now = self.allocator.used(), self.allocator.reading()
+        self.peak = self.allocator.reading("peak")
         self.outside = used - now.reserved
         self.allocator.clear_workspaces()
         self.workspaces = now.requested - self.allocator.reading().requested

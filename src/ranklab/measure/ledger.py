@@ -39,7 +39,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ranklab.torch_internals import watch_resize
+from ranklab.torch_internals import watching_resize
 from shardlab.common.outer_hooks import as_it_was_saved
 from shardlab.common.torch_internals import (
     TorchDispatchMode,
@@ -208,16 +208,10 @@ class Ledger(TorchDispatchMode):
         self._changed = True
 
     def _write_line(self, operation):
-        phase = (
-            "optimizer"
-            if self._stepping
-            else "forward"
-            if current_backward() is None
-            else "backward"
-        )
-        self.timeline.append(
-            TimelinePoint(counts := Counts(**self._now), phase, operation, self._modules[-1])
-        )
+        phase = "forward" if current_backward() is None else "backward"
+        phase = "optimizer" if self._stepping else phase
+        counts = Counts(**self._now)
+        self.timeline.append(TimelinePoint(counts, phase, operation, self._modules[-1]))
         self._changed = False
         if counts.total > self._most:
             self._most = counts.total
@@ -296,15 +290,8 @@ class Ledger(TorchDispatchMode):
 
     def _keep_states(self, optimizer):
         """The optimizer made its new tensors during the step."""
-        self._found(
-            "optimizer",
-            [
-                t
-                for state in optimizer.state.values()
-                for t in tree_leaves(state)
-                if isinstance(t, Tensor)
-            ],
-        )
+        held = tree_leaves([*optimizer.state.values()])
+        self._found("optimizer", [one for one in held if isinstance(one, Tensor)])
 
     def _keep_copies(self, optimizer):
         """Whatever an optimizer updates and the model does not have is a copy of a parameter, as an
@@ -333,10 +320,8 @@ class Ledger(TorchDispatchMode):
             since += born[line]
             if since:
                 counts = point.bytes._asdict()
-                counts[category], counts["temporaries"] = (
-                    counts[category] + since,
-                    counts["temporaries"] - since,
-                )
+                counts[category] += since
+                counts["temporaries"] -= since
                 self.timeline[line] = point._replace(bytes=Counts(**counts))
 
     # --- entering and leaving ---------------------------------------------------------------------
@@ -378,7 +363,7 @@ class Ledger(TorchDispatchMode):
         until_then(register_optimizer_step_pre_hook(self._before_step))
         until_then(register_optimizer_step_post_hook(self._after_step))
         within.enter_context(saved_tensors_hooks(self._keep_for_backward, self._give_back))
-        within.callback(watch_resize(self._resized))
+        within.enter_context(watching_resize(self._resized))
         self._write_line("")
 
     def _leave_module(self, *_):

@@ -21,7 +21,7 @@ the ranks that waited for it: see faults.py.
                  worker.py    one rank; messages.py is what it is told and what it answers,
                               place.py its device, and the files it shares
                  wire.py      the socket between them
-                 streams.py   what a rank prints, at its end; output.py at the parent's
+                 output.py    what a rank prints, at both ends
                  staging.py   send and recv of CUDA tensors by gloo, through the host
                  devices.py   which GPU, which backend, and the process group
                  scheduling.py threads that move messages do not interrupt those that compute

@@ -8,10 +8,12 @@ Python for every addition.
     with listening(listener):     # listener(call) -> after; after(result) is called when the
                                   # operator has returned
         ...
+
+A listener that returns a dist.Work has made the collective itself, instead of the backend.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -100,35 +102,22 @@ class CollectiveCall:
         return own * self.group.size() if self.parts else own
 
 
-Listener = Callable[[CollectiveCall], Callable[[object], None] | None]
-Carrier = Callable[[CollectiveCall], dist.Work | None]
-# one list of each, as there is one dispatcher in a process
-_listeners: list[Listener] = []
-_carriers: list[Carrier] = []
-
-
-def listening(listener: Listener) -> AbstractContextManager[None]:
-    """Calls `listener` before each collective of this process; an error of the listener is raised
-    instead of making the collective."""
-    return _one_of(_listeners, listener)
-
-
-def carrying(carrier: Carrier) -> AbstractContextManager[None]:
-    """Calls `carrier` instead of the backend. It returns the work of the collective, or None where
-    the backend shall make it."""
-    return _one_of(_carriers, carrier)
+Listener = Callable[[CollectiveCall], Callable[[object], None] | dist.Work | None]
+_listeners: list[Listener] = []  # one list, as there is one dispatcher in a process
 
 
 @contextmanager
-def _one_of(those: list, one: Callable) -> Iterator[None]:
-    if not _listeners and not _carriers:
+def listening(listener: Listener) -> Iterator[None]:
+    """Calls `listener` before each collective of this process; an error of the listener is raised
+    instead of making the collective."""
+    if not _listeners:
         _install()
-    those.append(one)
+    _listeners.append(listener)
     try:
         yield
     finally:
-        those.remove(one)
-        if not _listeners and not _carriers:
+        _listeners.remove(listener)
+        if not _listeners:
             withdraw(_library.pop())
 
 
@@ -154,15 +143,16 @@ def _kernel(function, operator: Operator):
     def kernel(keyset, *args, **kwargs):
         call = _read(operator, {**dict(zip(names, args)), **kwargs})
         after = [done for listener in tuple(_listeners) if (done := listener(call))]
-        works = (carrier(call) for carrier in _carriers)
-        if work := next(filter(None, works), None):
-            result = with_work(function, args[0], work)
+        works = [done for done in after if isinstance(done, dist.Work)]
+        if works:
+            result = with_work(function, args[0], works[0])
         elif staging.must_stage(call):
             result = staging.through_the_host(function, call, *args[1:], **kwargs)
         else:
             result = next_kernel(function, keyset, *args, **kwargs)
         for done in after:
-            done(result)
+            if done not in works:
+                done(result)
         return result
 
     return kernel

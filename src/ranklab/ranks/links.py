@@ -30,6 +30,9 @@ COMMAND_SECONDS = 20
 class LinksUnavailable(OSError):
     """This system cannot rehearse hosts: one sentence."""
 
+    def __init__(self, why: str):
+        super().__init__(f"slow links cannot be rehearsed here: {why}.")
+
 
 class Host(NamedTuple):
     """A network of its own with one link."""
@@ -51,8 +54,8 @@ def two_hosts(megabits_per_second: float) -> Iterator[tuple[Host, Host]]:
     ]
     if missing:
         raise LinksUnavailable(
-            f"slow links cannot be rehearsed here: the programs {', '.join(missing)} are not"
-            " installed (on Debian and Ubuntu: apt-get install iproute2 util-linux)."
+            f"the programs {', '.join(missing)} are not installed (on Debian and Ubuntu: apt-get"
+            " install iproute2 util-linux)"
         )
     kinds = ("net",) if os.geteuid() == 0 else ("user", "net")
     flags = ["--net"] if os.geteuid() == 0 else ["--user", "--map-root-user", "--net"]
@@ -111,10 +114,7 @@ def run_command(enter_host: list[str], command: str):
 
 def _unavailable(said: str) -> LinksUnavailable:
     reason = (said.strip().splitlines() or ["no reason given"])[-1]
-    return LinksUnavailable(
-        "slow links cannot be rehearsed here: this system does not let us make network namespaces "
-        f"({reason})."
-    )
+    return LinksUnavailable(f"this system does not let us make network namespaces ({reason})")
 
 
 def enter_namespaces(namespaces: tuple[str, ...]):

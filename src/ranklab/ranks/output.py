@@ -1,7 +1,8 @@
 """The output of ranks: kept by rank, and shown in rank order, so that equal runs show equal output.
 
-A rank prints into a pipe that its parent empties while it waits. A rank that prints without end is
-therefore held up by the pipe and fills no memory; the beginning and the end of its output are kept.
+A rank, its C++ and the programs that it starts print into a pipe that its parent empties while it
+waits. A rank that prints without end is therefore held up by the pipe and fills no memory; the
+beginning and the end of its output are kept.
 """
 
 import os
@@ -141,3 +142,49 @@ class Progress:
     def end(self):
         if self.drawn_at >= LONG_SECONDS:
             self._draw("")
+
+
+# --- at the rank's end ----------------------------------------------------------------------------
+
+
+class Streams:
+    """The two pipes to the parent, and the streams that write into them."""
+
+    def __init__(self, out: Connection, err: Connection):
+        self.pipes = {1: out, 2: err}
+        self.opened: dict[int, object] = {}
+        for number in self.pipes:
+            self._open(number)
+
+    def _open(self, number: int):
+        os.dup2(self.pipes[number].fileno(), number)
+        stream = open(
+            number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+        )
+        self.opened[number] = stream
+        setattr(sys, {1: "stdout", 2: "stderr"}[number], stream)
+
+    def restore(self):
+        """Open the streams again that earlier work has closed."""
+        for number, pipe in self.pipes.items():
+            ours = self.opened[number]
+            shown = sys.stdout if number == 1 else sys.stderr
+            if not _same_file(number, pipe.fileno()) or ours.closed or _is_closed(shown):
+                self._open(number)
+
+    def flush(self):
+        """Flush also incomplete lines."""
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # the reader's own stream, or a closed one
+                stream.flush()
+
+
+def _is_closed(stream) -> bool:
+    return stream is None or getattr(stream, "closed", False) is True
+
+
+def _same_file(one: int, other: int) -> bool:
+    try:
+        return os.path.sameopenfile(one, other)
+    except OSError:  # not open
+        return False

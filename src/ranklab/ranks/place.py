@@ -52,16 +52,14 @@ class SharedFile:
         """Where each process that has the file opens it for itself."""
         return self.named or f"/proc/self/fd/{self.fd}"
 
-    def __reduce__(self):
-        return _received, (DupFd(self.fd), self.named)
+    def __getstate__(self):
+        return DupFd(self.fd), self.named
+
+    def __setstate__(self, state: tuple):
+        duplicate, self.named = state
+        self.fd = duplicate.detach()
 
     def close(self):
         os.close(self.fd)
         if self.named and os.path.exists(self.named):
             os.remove(self.named)
-
-
-def _received(duplicate, named: str) -> SharedFile:
-    file = object.__new__(SharedFile)
-    file.fd, file.named = duplicate.detach(), named
-    return file

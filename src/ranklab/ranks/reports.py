@@ -3,7 +3,6 @@
 import os
 import sys
 import threading
-import time
 import traceback
 
 import torch
@@ -33,11 +32,6 @@ def raised(error: BaseException, seconds: float, stopped: type[BaseException]) -
         isinstance(first, stopped),
         named(first) if first is not error else "",
     )
-
-
-def stopped_at_last() -> Raised:
-    """The report of a thread that does not respond: it counts as stopped."""
-    return Raised("Stopped", "", (), time.monotonic(), echo=False, stopped=True)
 
 
 def origin(error: BaseException) -> BaseException:

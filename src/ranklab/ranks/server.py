@@ -17,8 +17,8 @@ from multiprocessing import forkserver
 from types import ModuleType
 
 from .asked import RankPlace
+from .output import Streams
 from .started import below, kill
-from .streams import Streams
 
 # what a rank needs, and what is often the name of somebody's own file
 IMPORTED = ("torch", "numpy", "cloudpickle")

@@ -25,7 +25,7 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from ranklab.torch_internals import watch_new_groups
+from ranklab.torch_internals import watching_new_groups
 
 from .asked import Asked
 from .board import MOST_RANKS, Board
@@ -75,7 +75,7 @@ class Torchrun:
         self.board = self._board(local, here)
         checks = Checks(self.board, self.rank, self._disagreement)
         self.open.enter_context(listening(checks))
-        self.open.callback(watch_new_groups(checks.new_group, woken_threads_wait))
+        self.open.enter_context(watching_new_groups(checks.new_group, woken_threads_wait))
         ended = threading.Event()
         self.open.callback(ended.set)
         threading.Thread(target=self._watch, args=(ended,), daemon=True).start()

@@ -208,14 +208,10 @@ class Watch:
 def how_it_ended(exitcode: int) -> str:
     if exitcode >= 0:
         return f"its process ended with exit code {exitcode}"
-    name = (
-        signal.Signals(-exitcode).name
-        if -exitcode in set(signal.Signals)
-        else f"signal {-exitcode}"
-    )
-    return f"it was killed by {name}" + (
-        " (the system does this when memory runs out)" if name == "SIGKILL" else ""
-    )
+    known = -exitcode in set(signal.Signals)
+    name = signal.Signals(-exitcode).name if known else f"signal {-exitcode}"
+    why = " (the system does this when memory runs out)" * (name == "SIGKILL")
+    return f"it was killed by {name}{why}"
 
 
 def is_frozen(pid: int) -> bool:

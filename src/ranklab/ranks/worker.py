@@ -32,7 +32,7 @@ from ranklab.torch_internals import (
     abort_process_groups,
     process_groups,
     settings_of_contexts,
-    watch_new_groups,
+    watching_new_groups,
 )
 
 from . import messages
@@ -42,7 +42,8 @@ from .calls import listening
 from .checks import Checks
 from .devices import CannotBeHad, make_group, take_device
 from .links import enter_namespaces
-from .reports import raised, stopped_at_last, thread_frames
+from .output import Streams
+from .reports import raised, thread_frames
 from .scheduling import woken_threads_wait
 from .started import below, keep_from_programs, keeping_from_programs, kill
 from .stopping import (
@@ -57,7 +58,6 @@ from .stopping import (
     raise_in,
     stands_still,
 )
-from .streams import Streams
 from .wire import RanksEnd
 
 DEAF_SECONDS = 0.5  # after a rank was told to stop: a thread that has not heard it by then will not
@@ -106,8 +106,8 @@ class Rank:
         self.main = sys.modules["__main__"] = ModuleType("__main__")
         board = Board(self.place.board, self.place.asked.world_size)
         self.checks = Checks(board, self.place.rank)
-        watch_new_groups(self.checks.new_group, making_a_group)
-        with listening(self.checks):
+        watched = watching_new_groups(self.checks.new_group, making_a_group)
+        with listening(self.checks), watched:
             self.work(self.inbox)
         kill(below(self.pid))
 
@@ -252,7 +252,9 @@ class Rank:
         if self.backend != "gloo" or not (is_main or stands_still(job.thread)):
             return
         with self.sending:
-            if job.can_be_stopped and self._answer(job, stopped_at_last()):
+            # a thread that does not respond counts as stopped
+            stopped = messages.Raised("Stopped", "", (), time.monotonic(), echo=False, stopped=True)
+            if job.can_be_stopped and self._answer(job, stopped):
                 threading.Thread(target=self.work, args=(self.inbox,), daemon=True).start()
 
     def _listen(self):

@@ -132,12 +132,8 @@ class World:
 
     def _call(self, function, call: Call, limit_seconds: float | None) -> list:
         check_limit(limit_seconds)
-        ends, read = (
-            self._do(call, limit_seconds),
-            json.loads if call.as_json else cloudpickle.loads,
-        )
-        results = []
-        for rank, end in enumerate(ends):
+        read, results = json.loads if call.as_json else cloudpickle.loads, []
+        for rank, end in enumerate(self._do(call, limit_seconds)):
             try:
                 results.append(read(end.packed))
             except (Exception, SystemExit) as error:
@@ -231,9 +227,7 @@ class World:
     def _still_prints(self, ranks: list[int]) -> bool:
         """Whether a program that a rank has started still prints, although the rank was stopped."""
         time.sleep(SETTLED_SECONDS)
-        printed = [
-            one for rank in ranks for one in (self.members[rank].out, self.members[rank].err)
-        ]
+        printed = [one for rank in ranks for one in self.members[rank][2:]]
         for one in printed:
             one.drain()
         return any(one.nbytes for one in printed)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ranklab.measure.waits import Wait, user_frame
-from ranklab.ranks.calls import carrying
+from ranklab.ranks.calls import listening
 from ranklab.torch_internals import (
     asked_for_contents,
     eager_on_fake_tensors,
@@ -26,9 +26,8 @@ from ranklab.torch_internals import (
 from ranklab.virtual.clock import VirtualClock
 from ranklab.virtual.gpu import VirtualGPU
 from ranklab.virtual.hardware import GPU
-from ranklab.virtual.memory import LiveBytes
+from ranklab.virtual.memory import LiveBytes, PinnedMemory
 from ranklab.virtual.operators import READ_VALUES, aten, operators, tensors_in
-from ranklab.virtual.pinned import PinnedMemory
 from ranklab.virtual.streams import VirtualStreams
 from shardlab.common.torch_internals import (
     FakeTensorMode,
@@ -173,7 +172,7 @@ class RehearsedGPU(VirtualGPU):
             eager_on_fake_tensors(),
             foreach_as_on_cuda(),
             asked_for_contents(refuse_contents),
-            carrying(self.messages.carry),
+            listening(self.messages.carry),
         ]
 
     def __torch_dispatch__(self, function, types, args=(), named=None):

@@ -13,8 +13,7 @@ operators.py    bytes and operations of an operator
 clock.py        host, streams, spans
 streams.py      streams and events, under torch's names
 messages.py     when a message starts and ends
-memory.py       live bytes, and a GPU that runs out of memory
-pinned.py       copies to the host's memory and back
+memory.py       live bytes, a GPU that runs out of memory, copies to the host's and back
 loading.py      a loader beside the GPU
 gpu.py          all of it around a program
 report.py       the table and the trace
@@ -22,7 +21,7 @@ report.py       the table and the trace
 
 from .gpu import VirtualGPU, VirtualGPUs
 from .hardware import GPU, Links, NoContents, UnknownSpeed
-from .loading import VirtualLoader
+from .loading import virtual_batches
 from .memory import OutOfMemory
 from .nccl import NCCLLinks
 from .report import VirtualStep

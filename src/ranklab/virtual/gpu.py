@@ -30,7 +30,7 @@ from torch.optim.optimizer import (
 )
 
 from ranklab.measure.fake_ranks import fake_ranks
-from ranklab.ranks.calls import carrying
+from ranklab.ranks.calls import listening
 from ranklab.torch_internals import (
     NEEDS_CONTENTS,
     asked_for_contents,
@@ -38,7 +38,7 @@ from ranklab.torch_internals import (
     foreach_as_on_cuda,
     known_value,
     on_the_cpu,
-    watch_resize,
+    watching_resize,
 )
 from shardlab.common.torch_internals import (
     FakeTensor,
@@ -52,10 +52,9 @@ from shardlab.common.torch_internals import (
 
 from .clock import MAIN, VirtualClock
 from .hardware import GPU, NoContents, nanoseconds
-from .memory import LiveBytes
+from .memory import LiveBytes, PinnedMemory
 from .messages import Messages
 from .operators import READ_VALUES, aten, cost, launches, rounds_to_tf32, tensors_in
-from .pinned import PinnedMemory
 from .report import VirtualStep
 from .streams import VirtualStreams
 
@@ -80,7 +79,7 @@ class VirtualGPU(TorchDispatchMode):
                 entered.enter_context(context)
             entered.callback(register_optimizer_step_pre_hook(self.begins_update).remove)
             entered.callback(register_optimizer_step_post_hook(self.ends_update).remove)
-            entered.callback(watch_resize(self.memory.count))
+            entered.enter_context(watching_resize(self.memory.count))
             self.contexts = entered.pop_all()
         return super().__enter__()
 
@@ -91,7 +90,7 @@ class VirtualGPU(TorchDispatchMode):
             foreach_as_on_cuda(),
             asked_for_contents(refuse),
             self.streams.instead_of_torchs(),
-            carrying(self.messages.carry),
+            listening(self.messages.carry),
         ]
 
     def __exit__(self, *error):

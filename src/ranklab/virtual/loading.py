@@ -1,7 +1,7 @@
 """A loader in virtual time, beside the virtual GPU that it feeds.
 
     with VirtualGPU(h100) as gpu, gpu.step() as step:
-        for batch in VirtualLoader(gpu, seconds=0.04, workers=2).batches(10):
+        for batch in virtual_batches(gpu, 10, seconds=0.04, workers=2):
             train()
     step.idle_seconds(LATE_BATCH)                             # waited for data
 
@@ -16,26 +16,21 @@ from .gpu import VirtualGPU
 from .hardware import nanoseconds
 
 
-class VirtualLoader:
-    """seconds: of one worker for a batch, a number or a function of the batch's number."""
-
-    def __init__(
-        self, gpu: VirtualGPU, seconds: float | Callable[[int], float], workers: int, ahead: int = 2
-    ):
-        self.clock, self.workers, self.ahead = gpu.clock, workers, ahead
-        self.seconds = seconds if callable(seconds) else lambda number: seconds
-
-    def batches(self, count: int) -> Iterator[int]:
-        begun, ready, taken = self.clock.host, [], []
-        for number in range(count):
-            asked, before = number - self.workers * self.ahead, number - self.workers
-            if self.workers:
-                begin = max(
-                    taken[asked] if asked >= 0 else begun, ready[before] if before >= 0 else begun
-                )
-            else:
-                begin = self.clock.host
-            ready.append(begin + nanoseconds(self.seconds(number)))
-            self.clock.wait_for_data(ready[-1])
-            taken.append(self.clock.host)
-            yield number
+def virtual_batches(
+    gpu: VirtualGPU, count: int, seconds: float | Callable[[int], float], workers: int, ahead=2
+) -> Iterator[int]:
+    """The numbers of so many batches. `seconds` are those of one worker for a batch, a number or a
+    function of the batch's number."""
+    clock = gpu.clock
+    begun, ready, taken = clock.host, [], []
+    for number in range(count):
+        asked, before = number - workers * ahead, number - workers
+        begin = clock.host
+        if workers:
+            free = ready[before] if before >= 0 else begun
+            begin = max(taken[asked] if asked >= 0 else begun, free)
+        spent = seconds(number) if callable(seconds) else seconds
+        ready.append(begin + nanoseconds(spent))
+        clock.wait_for_data(ready[-1])
+        taken.append(clock.host)
+        yield number

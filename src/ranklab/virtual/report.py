@@ -64,7 +64,9 @@ class VirtualStep:
 
     def trace(self) -> list[dict]:
         """Events of the format of Chrome's traces, which Perfetto opens too: microseconds."""
-        lanes = {lane: number for number, lane in enumerate(self.lanes())}
+        lanes = {MAIN: 0}
+        for lane in map(lane_of, self.spans):
+            lanes.setdefault(lane, len(lanes))
         names = [
             dict(ph="M", name="thread_name", pid=0, tid=tid, args=dict(name=lane))
             for lane, tid in lanes.items()
@@ -81,9 +83,6 @@ class VirtualStep:
             )
             for span in self.spans
         ]
-
-    def lanes(self) -> list[str]:
-        return list(dict.fromkeys([MAIN, *map(lane_of, self.spans)]))
 
     def save_trace(self, path: str | Path):
         Path(path).write_text(json.dumps(self.trace()), encoding="utf-8")
