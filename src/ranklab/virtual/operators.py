@@ -14,10 +14,10 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from shardlab.common.torch_internals import (
     FUSED_ATTENTION,
     FUSED_ATTENTION_BACKWARD,
+    ONLY_WRITTEN,
     argument_names,
     written_arguments,
 )
-from shardlab.kernels.moved_bytes import ONLY_WRITTEN
 
 from .hardware import Kernel
 

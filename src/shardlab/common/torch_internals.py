@@ -455,6 +455,10 @@ def argument_names(function: torch._ops.OpOverload) -> list[str]:
     return [argument.name for argument in function._schema.arguments]
 
 
+# operators that write their first tensor and do not read it
+ONLY_WRITTEN = {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_"}
+
+
 def written_arguments(function: torch._ops.OpOverload, given: dict) -> list:
     """The arguments that the operator writes into, of those given by name. A fused optimizer writes
     gradients where it unscales them alone. Without it, a virtual GPU counts reads alone."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ..common.torch_internals import (
+    ONLY_WRITTEN,
     TorchDispatchMode,
     argument_names,
     storage_key,
@@ -20,7 +21,6 @@ from ..common.torch_internals import (
     written_arguments,
 )
 
-ONLY_WRITTEN = {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_"}
 PICKS = {"embedding", "index", "index_select", "gather"}  # as much as their result has
 
 
@@ -48,14 +48,13 @@ class MovedBytes(TorchDispatchMode):
         read = {argument: tensors(value) for argument, value in given.items()}
         known = {storage_key(t.untyped_storage()) for t in tensors(given)}
         made = [t for t in tensors(results) if storage_key(t.untyped_storage()) not in known]
-        if name in ONLY_WRITTEN:
+        # the first is not read: at most its shape is
+        if name in ONLY_WRITTEN or name == "nll_loss_backward" or name.endswith("_like"):
             del read["self"]
         elif name in PICKS:
             read[next(iter(read))] = made
         elif name == "nll_loss_forward":
             read["self"] = [given["self"][:, 0]]
-        elif name == "nll_loss_backward" or name.endswith("_like"):  # a shape alone
-            del read["self"]
         changed = tensors(written_arguments(func, given))
         if (made or changed) and not name.startswith(("empty", "new_empty")):
             read = [t for argument in read.keys() - {"out"} for t in read[argument]]
