@@ -183,14 +183,16 @@ def test_an_answer_runs_no_code(ends, make, tmp_path):
 
 
 def test_an_answer_to_earlier_work(ends):
-    """Must catch: an answer taken for one to this work because it came first: the number unread."""
+    """Must catch: an answer taken for one to this work because it came first: the number unread; a
+    second answer taken, too."""
     end, theirs = ends
     watch = Watch([Member(SimpleNamespace(exitcode=None), end, None, None)], 5, None, [])
     theirs.sendall(packed(4, Returned(b"of earlier work")))
     watch.receive(0)
     assert watch.outcome.ends == [None]
-    theirs.sendall(packed(5, Returned(b"of this")))
-    watch.receive(0)
+    for sent in (b"of this", b"again"):
+        theirs.sendall(packed(5, Returned(sent)))
+        watch.receive(0)
     assert watch.outcome.ends == [Returned(b"of this")]
 
 
