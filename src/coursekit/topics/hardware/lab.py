@@ -6,8 +6,7 @@ from functools import partial
 import torch
 
 from coursekit.formulas import GPUS, LINKS, evaluate, quantities
-from coursekit.machine.capabilities import find_device
-from coursekit.machine.units import has_units
+from coursekit.machine import capabilities, units
 from coursekit.recordings.recordings import measured_or_recorded, nearby, recorded
 from coursekit.show.format import format_as
 from coursekit.show.tables import Table
@@ -25,7 +24,7 @@ KNOWN_LINKS = {name: LINKS[name].quantities["link_bytes_per_second"] for name in
 
 
 def half_type(device: torch.device) -> torch.dtype:
-    bf16 = device.type == "cpu" or has_units(torch.bfloat16, device)
+    bf16 = device.type == "cpu" or units.has_units(torch.bfloat16, device)
     return torch.bfloat16 if bf16 else torch.float16
 
 
@@ -58,7 +57,7 @@ def table_of_climb(climb: Mapping[int, float], roof: Roof) -> Table:
 
 def copies_to_a_gpu() -> Table:
     """Copies between CPU memory and a GPU, and what PCIe allows at most; prints where from."""
-    device, why_not = find_device()
+    device, why_not = capabilities.find_device()
     measure = partial(runs.machine, device) if device.type == "cuda" else None
     measured, source = measured_or_recorded(measure, nearby(), f"not run, because {why_not}")
     print(source)

@@ -1,6 +1,5 @@
 """Lab 13 beside its cells: a compiler if there is one, a C function as a library, two figures."""
 
-import re
 from collections.abc import Callable
 
 import plotly.graph_objects as go
@@ -8,6 +7,7 @@ import torch
 
 from coursekit.show.figures import axis, new_figure
 from coursekit.show.palette import TIMELINE
+from coursekit.topics.kernels.generated import loop_of
 from coursekit.topics.kernels.own_c import (
     MEAN_SQUARES,
     address,
@@ -19,19 +19,11 @@ from coursekit.topics.kernels.own_c import (
 from ranklab.measure.timing import cpu_seconds, median_ratio, seconds_in_turns
 from shardlab.kernels.losses import chunked_cross_entropy
 
-__all__ = ["MEAN_SQUARES", "address", "c_function", "checked", "cpp_compiler", "in_cpp"]
+__all__ = ["MEAN_SQUARES", "address", "c_function", "checked", "cpp_compiler", "in_cpp", "loop_of"]
 NO_COMPILER = (
     "This machine has no C++ compiler (g++ or clang++), so nothing is compiled for the CPU: the"
     " chapter has these results, and the rest of the lab runs."
 )
-
-SHORT_NAMES = {
-    "at::vec::Vectorized<float>": "vector",
-    "at::vec::": "",
-    "static_cast<int64_t>": "",
-    "static_cast<float>": "",
-    "int64_t": "long",
-}
 
 
 def times_faster(eager: Callable, compiled: Callable, *inputs, turns: int = 9) -> float:
@@ -47,28 +39,6 @@ def times_faster(eager: Callable, compiled: Callable, *inputs, turns: int = 9) -
 
     works = {"eager": often(eager), "compiled": often(compiled)}
     return median_ratio(seconds_in_turns(works, cpu_seconds, turns), "eager", "compiled")
-
-
-def generated_code(function: Callable, *inputs) -> str:
-    """The code that torch.compile generates for these inputs."""
-    from torch._inductor.utils import run_and_get_code  # seconds of imports
-
-    torch.compiler.reset()
-    return "\n".join(run_and_get_code(torch.compile(function), *inputs)[1])
-
-
-def loop_of(function: Callable, *inputs) -> str:
-    """The C++ loop that torch.compile generates for these inputs, without its frame and with short
-    names for its types."""
-    code = generated_code(function, *inputs)
-    found = re.search(r"#pragma.*?(?=\n    }\n    inductor|\n    }\n}\n)", code, re.DOTALL)
-    lines = (found[0] if found else code).replace("\n        ", "\n")
-    lines = re.sub(r"static_cast<int64_t>\((-?\d+)L\)", r"\1", lines)
-    for long, short in SHORT_NAMES.items():
-        lines = lines.replace(long, short)
-    return "\n".join(
-        line.replace("    ", "  ") for line in lines.splitlines() if "LIKELY" not in line
-    )
 
 
 def of_a_loss() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
