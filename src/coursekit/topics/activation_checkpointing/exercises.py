@@ -182,42 +182,6 @@ def _dropped(solution, p, after):
     return _Dropped(gradients[0] == gradients[1], drawn[0] == drawn[1])
 
 
-# what PyTorch says of an autograd function, and what it means there
-_ERRORS_OF_A_FUNCTION = (
-    (
-        "can only save variables",
-        "save_for_backward takes tensors. The function is not a tensor: ctx.function = function.",
-    ),
-    ("got tuple", "autograd.grad() returns a tuple, and y.backward(gradient) fills x.grad."),
-    (
-        "different than None at position|incorrect number",
-        "A backward returns a gradient for each argument of forward, in the order of the"
-        " arguments: None for the function, then x.grad.",
-    ),
-    (
-        "has no attribute 'function'",
-        "backward needs the function, which forward is given: keep it there, ctx.function ="
-        " function.",
-    ),
-    (
-        "has no attribute 'random'|has no attribute 'state'",
-        "The state is read in forward, with torch.get_rng_state(), and kept in ctx.",
-    ),
-    (
-        "not enough values to unpack|out of range",
-        "Nothing was saved: forward keeps its input with ctx.save_for_backward(x).",
-    ),
-    (
-        "'tuple' object",
-        "ctx.saved_tensors is a tuple, of one tensor here: (x,) = ctx.saved_tensors.",
-    ),
-    (
-        "implicitly created only",
-        "backward needs the gradient of y, and it is given: y.backward(gradient).",
-    ),
-)
-
-
 forgetful_checkpoint = topic.exercise(
     "forgetful_checkpoint",
     cases=(dict(p=0.0, after=0), dict(p=0.5, after=0), dict(p=0.5, after=7)),
@@ -225,7 +189,6 @@ forgetful_checkpoint = topic.exercise(
     answer=_dropped,
     hint="The second run draws random numbers anew. Which state does it need, when is"
     " that read, and who draws after it?",
-    errors=_ERRORS_OF_A_FUNCTION,
     right="the same mask both times, and the same numbers for whoever draws next.",
 )
 FORGETFUL = forgetful_checkpoint.misconceptions[0].solution  # as the bug hunt finds it
@@ -320,7 +283,6 @@ own_checkpoint = topic.exercise(
     answer=_step_of_a_function,
     hint="In forward, keep x alone. In backward: an x without a past, a run that is"
     " recorded, and a backward through it with the gradient that you are given.",
-    errors=_ERRORS_OF_A_FUNCTION,
     right="x alone is kept, and backward makes the rest again, for the gradients of x and of the"
     " parameters.",
 )
