@@ -26,10 +26,18 @@ from told import told
 
 from ranklab.ranks import RankDied, RankError, RanksInterrupted, RanksTooSlow, ranks
 from ranklab.ranks import watch as watching
-from ranklab.ranks.board import Board, CallKind, Post, shortened
+from ranklab.ranks.board import Board, CallKind, Post, Unfinished, shortened
 from ranklab.ranks.checks import Checks
 from ranklab.ranks.faults import verdict
-from ranklab.ranks.findings import Circle, disagreement, first_finding, unfinished
+from ranklab.ranks.findings import (
+    Circle,
+    Missed,
+    closed,
+    disagreement,
+    first_finding,
+    root,
+    unfinished,
+)
 from ranklab.ranks.links import Host
 from ranklab.ranks.messages import Raised, Returned
 from ranklab.ranks.output import KEPT_BYTES, pipe, write_escaped
@@ -354,6 +362,17 @@ def test_ranks_of_a_group_are_named_as_those_of_the_world():
     with ranks(3, device="cpu", announce=False) as world:
         sentences = ["rank 2: wrong", "rank 1 has a 1, rank 2 has a 2: all agree."]
         assert world.run(said) == [[], sentences, sentences]
+
+
+def test_who_waits_for_others_alone_is_no_part_of_a_circle():
+    """Must catch: no circle beside a rank that waits for a free one; the absent of two calls blamed
+    for the first of these."""
+    waiting = post(7, 1, seconds=2.0)._replace(blocking=True)
+    absent = [1], [0], [3], [4]  # rank 4 waits for nobody
+    waits = {rank: Unfinished(waiting, [rank], of) for rank, of in enumerate(absent)}
+    assert list(closed(waits, 60.0).waits) == [0, 1]
+    missed = Unfinished(post(9, 1, seconds=1.0), [0], [3, 5])
+    assert root(missed, {3: waits[3]}, 2.0) == Missed(missed.post, [5], 2.0)
 
 
 def test_the_first_call_of_a_channel_may_take_longer():
