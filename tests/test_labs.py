@@ -152,9 +152,9 @@ def of_the_core(cells):
 OURS = ("shardlab", "ranklab", "coursekit")
 LIBRARIES = """builtins.str builtins.list builtins.dict builtins.set pathlib.Path time random os
 mmap mmap.mmap signal logging logging.Logger torch torch.Tensor torch.nn torch.nn.functional
-torch.nn.utils torch.nn.Module torch.optim torch.optim.Optimizer torch.autograd
-torch.autograd.Function torch.distributed torch.distributed.ReduceOp torch.profiler torch.compiler
-torch.library torch.library.CustomOpDef torch.utils.flop_counter.FlopCounterMode"""
+torch.nn.utils torch.nn.Module torch.optim torch.optim.Optimizer torch.amp.GradScaler
+torch.autograd torch.autograd.Function torch.distributed torch.distributed.ReduceOp torch.profiler
+torch.compiler torch.library torch.library.CustomOpDef torch.utils.flop_counter.FlopCounterMode"""
 
 
 def named_in(code: str) -> set[str]:
