@@ -13,6 +13,8 @@ rows, norms of a layer or a line search is found by trial.
     torch.amp.GradScaler()                                    no rank steps where a shard, a part or
                                                               a stage has an infinite gradient
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)   the norm of all shards, in stage 3
+    torch.nn.utils.get_total_norm(gradients)                  the same, or a refusal where some are
+                                                              not among them
     torch.nn.parallel.DistributedDataParallel(model)          refused over ranks with other parts
 
 Stages 1 and 2 refuse clip_grad_norm_ and clip_grad_value_, because a parameter has the gradient of

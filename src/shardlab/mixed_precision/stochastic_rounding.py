@@ -3,8 +3,11 @@
     optimizer = StochasticRounding(model.parameters(), torch.optim.AdamW, lr=1e-3)
 
 An update u is rounded up with a probability of u / spacing, so the weight is right on average.
-Where each rank draws numbers of its own, weights differ between ranks: replicas draw from
-generators of the same seed. A shard of ZeRO has one owner.
+
+    saves    the fp32 copy: 4 bytes a parameter
+    costs    noise, which is larger than the drift of T updates until T = spacing / u
+    fails    where each rank draws numbers of its own: weights of replicas differ, unless their
+             generators have the same seed. A shard of ZeRO has one owner
 
 Gupta et al. 2015; Zamirai et al. 2020 for bf16.
 """
