@@ -30,8 +30,8 @@ COMMAND_SECONDS = 20
 class LinksUnavailable(OSError):
     """This system cannot rehearse hosts: one sentence."""
 
-    def __init__(self, why: str):
-        super().__init__(f"slow links cannot be rehearsed here: {why}.")
+    def __str__(self):  # not in __init__, which a copy calls again
+        return f"slow links cannot be rehearsed here: {self.args[0]}."
 
 
 class Host(NamedTuple):
