@@ -14,9 +14,9 @@ from solved import Given
 from torch import nn
 
 from coursekit.topics.data_parallelism.ladder import Bucketed, ParameterServer, PerTensor
+from coursekit.topics.data_parallelism.trace import trace_step
 from ranklab.measure.communication import CommunicationLog
 from ranklab.measure.ledger import Ledger
-from ranklab.measure.trace import trace_step
 from shardlab import collectives
 from shardlab.data_parallel import DistributedDataParallel, make_buckets
 from shardlab.data_parallel.buckets import OwnMemory

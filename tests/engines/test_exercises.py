@@ -28,11 +28,11 @@ from coursekit.exercises.decisions import decisions_of
 from coursekit.exercises.going_on import gives_numbers, must_be_right
 from coursekit.exercises.numbers import plain_numbers
 from coursekit.exercises.predictions import NotYet
+from coursekit.machine.apart import apart
 from coursekit.topics.hardware.exercises import Queue, rate_above_the_roof
 from coursekit.topics.where_the_memory_goes.exercises import memory_that_grows
 from coursekit.topics.why_one_gpu.exercises import bytes_behind_tensors
 from coursekit.topics.zero.exercises import bounds_of_a_shard
-from ranklab.ranks.apart import apart
 
 
 def all_exercises():

@@ -2,6 +2,8 @@
 
 import os
 import weakref
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -241,3 +243,38 @@ def test_what_cannot_be_tried(capsys):
         with pytest.raises(SystemExit):
             main(command.split())
         assert said in capsys.readouterr().err
+
+
+def test_a_gpu_computes_while_a_kernel_runs(monkeypatch):
+    """Must catch: kernels of two streams counted twice; gaps, copies, NCCL's kernels or what runs
+    on the CPU counted; the profiler's microseconds taken for seconds; a GPU that nobody sees taken
+    for an idle one."""
+
+    def event(name, start, end, device=races.DeviceType.CUDA):
+        return SimpleNamespace(
+            name=name, device_type=device, time_range=SimpleNamespace(start=start, end=end)
+        )
+
+    events = [
+        event("gemm", 100.0, 200.0),
+        event("add", 190.0, 250.0),
+        event("mul", 110.0, 120.0),
+        event("ncclDevKernel_AllReduce", 240.0, 900.0),
+        event("Memcpy HtoD", 300.0, 400.0),
+        event("copy", 500.0, 550.0),
+        event("aten::add", 0.0, 1000.0, races.DeviceType.CPU),
+    ]
+
+    @contextmanager
+    def profile(activities):
+        assert activities == [races.ProfilerActivity.CUDA]
+        yield SimpleNamespace(events=lambda: events)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(races, "profile", profile)
+    monkeypatch.setattr(races, "supported_activities", lambda: [races.ProfilerActivity.CUDA])
+    assert races.gpu_busy_seconds(list) == pytest.approx(200e-6)
+    del events[:-1]
+    assert races.gpu_busy_seconds(list) is None
+    monkeypatch.setattr(races, "supported_activities", lambda: [races.ProfilerActivity.CPU])
+    assert races.gpu_busy_seconds(list) is None

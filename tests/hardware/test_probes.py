@@ -4,6 +4,7 @@ anything is."""
 import pytest
 import torch
 
+from coursekit.topics.collectives.runs import all_reduce_timings
 from coursekit.topics.hardware import probes as roofline
 from ranklab.measure import links
 from ranklab.measure.communication import CommunicationLog
@@ -22,7 +23,7 @@ def test_ping_pong(worlds):
     that waits."""
     world = worlds(3)
     found = world.run(ping_pong)
-    timings = world.run(links.all_reduce_timings, [4000, 40], repeats=2)
+    timings = world.run(all_reduce_timings, [4000, 40], repeats=2)
     with pytest.raises(RuntimeError, match="a link joins two ranks of the group's 3: not 1"):
         world.run(links.time_message, 4, 1, 1)
     times, messages = zip(*found)
@@ -42,8 +43,8 @@ def test_ping_pong(worlds):
 
 def test_link(monkeypatch):
     """Mutation: the bandwidth of the small message, or the latency not taken off."""
-    monkeypatch.setattr(links, "time_message", lambda nbytes, device: 1e-5 + nbytes / 2e9)
-    link = links.measure_link()
+    monkeypatch.setattr(roofline, "time_message", lambda nbytes, device: 1e-5 + nbytes / 2e9)
+    link = roofline.measure_link()
     assert link.latency_seconds == pytest.approx(1e-5, rel=1e-3)
     assert link.bytes_per_second == pytest.approx(2e9, rel=1e-3)
 

@@ -11,7 +11,7 @@ from pretended.step import Step, watched
 
 from coursekit.topics.activation_checkpointing.runs import WAYS
 from coursekit.topics.mixed_precision.float8 import Float8Product, Float8Recipe
-from ranklab.measure.cuda import UNEXPLAINED, CudaAccount
+from coursekit.topics.where_the_memory_goes.cuda_account import UNEXPLAINED, CudaAccount
 from ranklab.measure.ledger import Ledger
 from shardlab.data_loading.core import TokenLoader, prefetched
 from shardlab.gpt import next_token_loss

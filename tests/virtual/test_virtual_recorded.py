@@ -16,11 +16,12 @@ from told import from_told, valued
 
 from bookkit.recorded import _virtual_races
 from bookkit.traces import stored, stored_names, with_error
+from coursekit.lab.nccl import NCCLLinks
 from coursekit.lab.virtual import gpt_in_bf16, recorded_gpu
 from coursekit.recordings.virtual_errors import OF_ONE_GPU, VIRTUAL_ERRORS, errors_of_class
 from coursekit.topics.collectives import published
 from ranklab.measure.ledger import Ledger
-from ranklab.virtual import Links, NCCLLinks, OutOfMemory, VirtualGPU, VirtualGPUs
+from ranklab.virtual import Links, OutOfMemory, VirtualGPU, VirtualGPUs
 from shardlab import zero
 
 LABS = ROOT / "labs"

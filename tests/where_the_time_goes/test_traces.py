@@ -8,8 +8,14 @@ import pytest
 
 from bookkit import trace_images, traces
 from coursekit.topics.where_the_time_goes.slow_programs import ANSWERS
-from coursekit.topics.where_the_time_goes.traces import FOLDER, STRAGGLER, TRACES, VIRTUAL
-from ranklab.measure.slim_trace import COMPUTES, SlimSpan, SlimTrace, SpanKind, joined_spans
+from coursekit.topics.where_the_time_goes.traces import (
+    FOLDER,
+    STRAGGLER,
+    TRACES,
+    VIRTUAL,
+    joined_spans,
+)
+from ranklab.measure.slim_trace import COMPUTES, SlimSpan, SlimTrace, SpanKind
 
 
 @pytest.mark.one_in(3)

@@ -16,7 +16,7 @@ catch.
                    missing_names.py     a name of a cell that did not run: one sentence
                    going_on.py          a later cell runs what passed its check, nothing else
     safely         patience.py          a time limit for code that has no process of its own; that
-                                        is ranklab/ranks/apart.py
+                                        is machine/apart.py
                    thread_ranks.py      ranks as threads, which cannot hang
     assignments    assignments.py       a topic's assignment and its trials
                    grading.py           grades a file in which a reader built a technique

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
+from coursekit.machine.apart import CannotGoApart, Ended, apart
 from coursekit.sentences import data_text
-from ranklab.ranks.apart import CannotGoApart, Ended, apart
 from ranklab.ranks.messages import text_of
 
 from .missing_names import ShownAlone

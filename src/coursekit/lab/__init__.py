@@ -5,6 +5,8 @@ calls these beside the technique and torch.
 
     world = ranks_on(4)              # says on what the ranks run, and why
     world.run(function)              # a function of a cell, on every rank
+
+virtual.py has virtual GPUs with the numbers of presets, nccl.py what NCCL takes for their messages.
 """
 
 from ..exercises import Predictions, check, hint

@@ -16,13 +16,14 @@ from torch import nn
 
 from coursekit.planner.links import BANDWIDTH_SHARE, host_rate, link_rates
 from ranklab.measure.slim_trace import busy
-from ranklab.virtual import GPU, NCCLLinks, VirtualGPU, VirtualGPUs, VirtualStep
+from ranklab.virtual import GPU, VirtualGPU, VirtualGPUs, VirtualStep
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 
 from ..formulas import quantities
 from ..formulas.presets import HARDWARE, WITHOUT_BF16, rows_of_table
 from ..show.figures import trace_figure
 from ..show.format import format_as
+from .nccl import NCCLLinks
 
 VIRTUAL_SIZES = dict(
     layers=4, hidden=2048, heads=16, max_sequence=2048, vocabulary=50304, tied_head=0

@@ -9,7 +9,7 @@ import torch
 
 from coursekit.machine.limit import control_groups
 from coursekit.sentences import first_sentence
-from ranklab.measure.clock import leave_a_core_free
+from ranklab.measure.clock import cores
 
 
 def find_device() -> tuple[torch.device, str]:
@@ -81,6 +81,16 @@ def capabilities(
     skipped = f"Skipped, because only a GPU can show it: {'; '.join(needs_gpu)}."
     skipped = skipped if needs_gpu else "Nothing in it needs a GPU."
     return f"This lab runs on {here} ({why_not or 'the CPU is used'}).{started} {skipped}"
+
+
+def leave_a_core_free(count: int | None = None) -> int:
+    """Let PyTorch compute on all cores but one, so that threads need not wait for each other when
+    the machine has something else to do; OMP_NUM_THREADS, if somebody has set it, wins. Returns the
+    number of threads. `count` is the number of cores, this machine's if not given."""
+    most = max(1, (cores() if count is None else count) - 1)
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > most:
+        torch.set_num_threads(most)
+    return torch.get_num_threads()
 
 
 def _of_ranks(ranks: int, gpus: int, on_cpu: bool, chosen: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import cross_entropy
 
-from ranklab.ranks.apart import apart
+from coursekit.machine.apart import apart
 
 UNLIMITED = 2**60  # version 1 says 2**63 less a page
 SPARE = 2  # this many times the limit must be free before anything is tried

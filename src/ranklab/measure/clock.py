@@ -13,19 +13,13 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
-from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile, supported_activities
 
-from .slim_trace import covered
 from .timing import gpu_seconds, seconds_by, wall_seconds
 
 BUSY_SPREAD = 0.3
-LONGER = 0.1
 LEAST_CPU_SHARE = 0.7  # of the wall's time, where the work only computes
 CPU_TICK = time.get_clock_info("process_time").resolution  # seconds
 TICKS = 20  # of the clock of CPU time: fewer say nothing
-# copies compute nothing, and NCCL's kernels spin while they wait for other ranks
-IDLE_KERNELS = ("nccl", "Memcpy", "Memset")
 
 
 def median_seconds(
@@ -84,13 +78,6 @@ def say_if_busy(*measured: float) -> None:
         print(f"this machine is busy (it worked here for {least:.0%} of the time): repeat")
 
 
-def say_if_longer(seconds: float, least: float, what: str) -> None:
-    """Print one line if work took much longer than `what`, which takes the least time that it
-    could: stages that sleep, a message that is smaller."""
-    if seconds > least * (1 + LONGER):
-        print(f"this machine is busy ({seconds / least - 1:.0%} longer than {what}): repeat")
-
-
 def say_if_most_vary(measured: Iterable[float]) -> None:
     """Say that the machine is busy if more than half of many small measurements vary; one may vary
     by chance."""
@@ -102,30 +89,3 @@ def cores() -> int:
     """The cores that this process may use."""
     able = hasattr(os, "sched_getaffinity")  # not on macOS and Windows
     return len(os.sched_getaffinity(0)) if able else os.cpu_count() or 1
-
-
-def leave_a_core_free(count: int | None = None) -> int:
-    """Let PyTorch compute on all cores but one, so that threads need not wait for each other when
-    the machine has something else to do; OMP_NUM_THREADS, if somebody has set it, wins. Returns the
-    number of threads. `count` is the number of cores, this machine's if not given."""
-    most = max(1, (cores() if count is None else count) - 1)
-    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > most:
-        torch.set_num_threads(most)
-    return torch.get_num_threads()
-
-
-def gpu_busy_seconds(work: Callable[[], object]) -> float | None:
-    """Seconds of one call of `work` in which a kernel computed on the GPU. The rest of the call's
-    time the GPU waited: for the host to launch kernels, for copies or for other ranks. None where
-    PyTorch's profiler sees no kernel."""
-    if ProfilerActivity.CUDA not in supported_activities():
-        return None
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        work()
-        torch.cuda.synchronize()
-    microseconds = covered(
-        (event.time_range.start, event.time_range.end)
-        for event in seen.events()
-        if event.device_type == DeviceType.CUDA and not event.name.startswith(IDLE_KERNELS)
-    )
-    return microseconds / 1e6 or None

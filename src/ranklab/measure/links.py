@@ -1,15 +1,16 @@
-"""The speed of the links between ranks: latency and bandwidth of a message, and the times of
-collectives. Runs on a rank.
+"""The speed of the links between ranks: seconds of a message, and the latency and bandwidth that
+explain those of several sizes.
 
     with ranks(2) as world:
-        link = world.run(measure_link)[0]       # Link(latency_seconds=..., bytes_per_second=...)
+        seconds = [world.run(time_message, nbytes)[0] for nbytes in sizes]
+    fit_link(sizes, seconds)            # Link(latency_seconds=..., bytes_per_second=...)
 
 A ping-pong: rank `here` sends, rank `there` sends it back, and half of the time is one message.
 Medians, after a warm-up.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy
@@ -18,20 +19,12 @@ import torch.distributed as dist
 
 from .clock import MedianSeconds
 
-SMALL_MESSAGE_BYTES, LARGE_MESSAGE_BYTES = 4, 16_000_000
 REPEATS, WARM_UP = 21, 3
 
 
 class Link(NamedTuple):
     latency_seconds: float  # of a message of 4 bytes
     bytes_per_second: float  # of a message of 16 MB, without the latency
-
-
-class Timing(NamedTuple):
-    nbytes: int
-    seconds: float
-    algorithm_bytes_per_second: float
-    bus_bytes_per_second: float
 
 
 def time_message(
@@ -68,15 +61,6 @@ def time_message(
     return MedianSeconds(found.tolist())
 
 
-def measure_link(device: str | torch.device = "cpu") -> Link:
-    """Latency and bandwidth of the link between ranks 0 and 1; tensors must be where the backend
-    can send them."""
-    latency, large = (
-        time_message(nbytes, device=device) for nbytes in (SMALL_MESSAGE_BYTES, LARGE_MESSAGE_BYTES)
-    )
-    return Link(latency, LARGE_MESSAGE_BYTES / max(large - latency, 1e-9))
-
-
 def fit_link(sizes: Iterable[int], seconds: Iterable[float]) -> Link:
     """Latency and bandwidth of the line seconds = latency + bytes / bandwidth nearest to the
     measured times, with relative errors: absolute errors would fit the line to the largest message
@@ -98,35 +82,6 @@ def fit_link(sizes: Iterable[int], seconds: Iterable[float]) -> Link:
             "these messages do not take longer when they are larger: take larger ones."
         )
     return Link(max(latency, 0.0), 1 / seconds_a_byte)
-
-
-def all_reduce_timings(
-    sizes: Iterable[int],
-    all_reduce: Callable = dist.all_reduce,
-    device: str | torch.device = "cpu",
-    repeats: int = REPEATS,
-    warm_up: int = WARM_UP,
-) -> list[Timing]:
-    """Median seconds of an all-reduce of so many bytes over the world, one by one, with their
-    spread, and the bandwidths that nccl-tests quote. Each time the slowest rank counts."""
-    n, timings = dist.get_world_size(), []
-    for nbytes in sizes:
-        x, times = torch.zeros(max(1, nbytes // 4), device=device), []
-        for _ in range(warm_up + repeats):
-            dist.barrier()
-            finish(x)
-            begin = time.perf_counter()
-            all_reduce(x)
-            finish(x)
-            times.append(time.perf_counter() - begin)
-        slowest = torch.tensor(times[warm_up:], dtype=torch.float64, device=device)
-        dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        seconds = MedianSeconds(slowest.tolist())
-        algorithm = x.nbytes / seconds
-        # a ring sends 2 (n - 1) / n of the message over each link
-        bus = algorithm * 2 * (n - 1) / n
-        timings.append(Timing(x.nbytes, seconds, algorithm, bus))
-    return timings
 
 
 def finish(x: torch.Tensor):

@@ -1,13 +1,12 @@
 """A trace made small: what a picture and a step's budget need of it, in a few kilobytes of JSON.
 
-trace = from_virtual({"rank 0": step})          # of ranklab.virtual
 trace = from_chrome(events)                     # of PyTorch's profiler, chrome_trace.py
 path.write_text(trace.as_json())
 """
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -25,7 +24,6 @@ class SpanKind(StrEnum):
     LOADER = "loader"
 
 
-_HOST_COPIES = "copy to the host", "copy from the host"  # of a virtual GPU
 COMPUTES = (SpanKind.FORWARD, SpanKind.BACKWARD, SpanKind.UPDATE)
 ALL_KINDS = tuple(kind.value for kind in SpanKind)
 
@@ -100,44 +98,3 @@ def busy(spans: Iterable[tuple[float, float]], near: float = 0) -> list[tuple[fl
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
     return sum(end - start for start, end in busy(spans))
-
-
-def from_virtual(steps: Mapping[str, object], title: str = "") -> SlimTrace:
-    """The trace of steps of virtual GPUs, of one rank or of several: name of the rank -> step."""
-    trace, lanes, names = SlimTrace(title, unit=1e-9), {}, {}
-    for rank, step in steps.items():
-        before = f"{rank}, " if rank else ""
-        lanes.setdefault(f"{before}compute", len(lanes))
-        for span in step.spans:
-            message = not isinstance(span.stream, str)
-            lane = before + ("messages" if message else span.stream)
-            kind = SpanKind.MESSAGE if message else SpanKind(span.phase or "forward")
-            if not message and span.name in _HOST_COPIES:
-                lane, kind = before + "copies", SpanKind.COPY
-            trace.spans.append(
-                SlimSpan(
-                    lanes.setdefault(lane, len(lanes)),
-                    span.start,
-                    span.end - span.start,
-                    names.setdefault(span.name, len(names)),
-                    ALL_KINDS.index(kind),
-                )
-            )
-    trace.lanes, trace.names = list(lanes), list(names)
-    trace.spans.sort()
-    return trace
-
-
-def joined_spans(trace: SlimTrace, nearer: int) -> SlimTrace:
-    """The trace with neighbours of one lane and kind, less than so many units apart, as one span
-    that has the kind's name."""
-    found: list[SlimSpan] = []
-    for span in sorted(trace.spans):
-        named = span._replace(name=span.kind, launch=-1)
-        last = found[-1] if found else None
-        if last and (last.lane, last.kind) == (span.lane, span.kind):
-            if span.start - last.end < nearer:
-                found[-1] = last._replace(length=max(last.end, span.end) - last.start)
-                continue
-        found.append(named)
-    return replace(trace, names=list(trace.kinds), spans=found)

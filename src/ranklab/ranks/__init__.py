@@ -26,7 +26,6 @@ the ranks that waited for it: see faults.py.
                  devices.py   which GPU, which backend, and the process group
                  scheduling.py threads that move messages do not interrupt those that compute
                  torchrun.py  the same where torchrun is the parent
-                 apart.py     work in a process of its own, which ends in bounded time
                  magic.py     %%ranks
     faults       calls.py     every collective of a process, seen where PyTorch hands it to the
                               backend

@@ -17,7 +17,7 @@ gc.disable()
 import torch  # noqa: E402
 import torch.utils.serialization  # noqa: E402  # torch.load imports it when it first loads
 
-from . import apart, worker  # noqa: E402, F401
+from . import worker  # noqa: E402, F401
 
 # The first optimizer of a process imports the compiler, also where nothing is compiled. On ranks
 # that takes seconds, and each of them its own: here it is imported for all.

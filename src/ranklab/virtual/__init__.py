@@ -8,7 +8,6 @@ contents, and a clock for every stream.
     print(step)
 
 hardware.py     the numbers of a GPU and its links
-nccl.py         which way NCCL takes for a message
 operators.py    bytes and operations of an operator
 clock.py        host, streams, spans
 streams.py      streams and events, under torch's names
@@ -23,5 +22,4 @@ from .gpu import VirtualGPU, VirtualGPUs
 from .hardware import GPU, Links, NoContents, UnknownSpeed
 from .loading import virtual_batches
 from .memory import OutOfMemory
-from .nccl import NCCLLinks
 from .report import VirtualStep

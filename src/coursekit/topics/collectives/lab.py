@@ -9,8 +9,9 @@ from coursekit.formulas import evaluate
 from coursekit.recordings.recordings import Row
 from coursekit.show.tables import Table
 from coursekit.topics.collectives.exercises import plan_of_a_ring_reduce_scatter
+from coursekit.topics.collectives.runs import Timing
 from ranklab.measure.clock import say_if_most_vary
-from ranklab.measure.links import Link, Timing
+from ranklab.measure.links import Link
 from shardlab.collective_plans import Move, Plan
 
 NAMES = "broadcast reduce scatter gather all_gather reduce_scatter all_reduce all_to_all".split()

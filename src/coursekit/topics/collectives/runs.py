@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from statistics import median
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,8 @@ import torch.distributed as dist
 from coursekit.recordings.attempts import attempt
 from coursekit.recordings.races import AGAIN, TURNS, Bench, Result, Run, in_turns, step_result
 from coursekit.recordings.recordings import Recording, Row
-from ranklab.measure.links import Timing, all_reduce_timings
+from ranklab.measure.clock import MedianSeconds
+from ranklab.measure.links import REPEATS, WARM_UP, finish
 from ranklab.ranks import ranks
 from ranklab.ranks.links import LinksUnavailable, two_hosts
 from shardlab import collective_plans, collectives, collectives_fast
@@ -25,6 +27,13 @@ ALL_REDUCE_BYTES = (4096, 1 << 20, 1 << 26)
 SLOW_MEGABITS_PER_SECOND, SLOW_BYTES = 100, (4_000, 1_000_000)
 STARTS = 5
 PLANS = ("ring", "tree", "naive")
+
+
+class Timing(NamedTuple):
+    nbytes: int
+    seconds: float
+    algorithm_bytes_per_second: float
+    bus_bytes_per_second: float
 
 
 def rank_starts(device: torch.device, starts: int = STARTS) -> Iterator[Row]:
@@ -180,6 +189,35 @@ def over_a_link(sizes, repeats: int = 3) -> dict[str, list[Timing]]:
 
 def plan_of(name: str) -> Callable:
     return getattr(collective_plans, f"{name}_all_reduce")
+
+
+def all_reduce_timings(
+    sizes: Iterable[int],
+    all_reduce: Callable = dist.all_reduce,
+    device: str | torch.device = "cpu",
+    repeats: int = REPEATS,
+    warm_up: int = WARM_UP,
+) -> list[Timing]:
+    """Median seconds of an all-reduce of so many bytes over the world, one by one, with their
+    spread, and the bandwidths that nccl-tests quote. Each time the slowest rank counts."""
+    n, timings = dist.get_world_size(), []
+    for nbytes in sizes:
+        x, times = torch.zeros(max(1, nbytes // 4), device=device), []
+        for _ in range(warm_up + repeats):
+            dist.barrier()
+            finish(x)
+            begin = perf_counter()
+            all_reduce(x)
+            finish(x)
+            times.append(perf_counter() - begin)
+        slowest = torch.tensor(times[warm_up:], dtype=torch.float64, device=device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        seconds = MedianSeconds(slowest.tolist())
+        algorithm = x.nbytes / seconds
+        # a ring sends 2 (n - 1) / n of the message over each link
+        bus = algorithm * 2 * (n - 1) / n
+        timings.append(Timing(x.nbytes, seconds, algorithm, bus))
+    return timings
 
 
 # --- make bench -----------------------------------------------------------------------------------

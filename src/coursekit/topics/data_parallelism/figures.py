@@ -1,7 +1,6 @@
 """plotly figures of a step on one rank, and of copies that drift apart.
 
-step_figure("A step with overlap", trace)                   # trace =
-# measure.trace.trace_step(...)
+step_figure("A step with overlap", trace)                   # trace = trace_step(...)
 """
 
 import math

@@ -18,7 +18,7 @@ from coursekit.recordings import races
 from coursekit.recordings.attempts import attempt
 from coursekit.recordings.races import TASKS, TINY, TURNS, Bench, Result, Run, TrainingTask, Way
 from coursekit.recordings.recordings import Row
-from ranklab.measure.trace import Trace, trace_step
+from coursekit.topics.data_parallelism.trace import Trace, trace_step
 from ranklab.ranks import ranks
 from ranklab.ranks.links import LinksUnavailable, two_hosts
 from shardlab.data_parallel import DistributedDataParallel, core

@@ -15,7 +15,13 @@ from coursekit.formulas import model_flops_utilisation_with_scores
 from coursekit.machine.capabilities import memory_bytes, preset_of
 from coursekit.machine.units import check_precision
 from coursekit.recordings.attempts import attempt
-from coursekit.recordings.races import GPU_TASK, LARGE_TASK, LARGE_TASK_BYTES, TrainingTask
+from coursekit.recordings.races import (
+    GPU_TASK,
+    LARGE_TASK,
+    LARGE_TASK_BYTES,
+    TrainingTask,
+    gpu_busy_seconds,
+)
 from coursekit.recordings.recordings import Row
 from coursekit.topics.hardware.fast_gpt import (
     chunked_loss,
@@ -24,7 +30,7 @@ from coursekit.topics.hardware.fast_gpt import (
     padded_loss,
 )
 from coursekit.topics.hardware.probes import products
-from ranklab.measure.clock import gpu_busy_seconds, median_seconds
+from ranklab.measure.clock import median_seconds
 from shardlab import mixed_precision as fast
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.mixed_precision import core

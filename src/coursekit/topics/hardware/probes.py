@@ -1,6 +1,6 @@
 """How fast this machine is: matrix products by size and dtype, memory, copies to and from a GPU, a
-kernel's launch. Medians of repeated runs, timed by the GPU's own clock where there is one (see
-clock.py).
+kernel's launch, a link between ranks. Medians of repeated runs, timed by the GPU's own clock where
+there is one (see clock.py).
 """
 
 from collections.abc import Iterable
@@ -10,10 +10,12 @@ from typing import NamedTuple
 import torch
 
 from ranklab.measure.clock import median_seconds
+from ranklab.measure.links import Link, time_message
 
 PRODUCT_SIZES = {"cuda": (512, 1024, 2048, 4096, 8192), "cpu": (64, 128, 256, 512)}
 MEMORY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}  # far more than a cache holds
 COPY_BYTES = 1 << 28
+SMALL_MESSAGE_BYTES, LARGE_MESSAGE_BYTES = 4, 16_000_000
 
 
 class ProductRate(NamedTuple):
@@ -85,3 +87,12 @@ def launch_seconds(
                 x.item()
 
     return median_seconds(many, device, repeats, calls=calls)
+
+
+def measure_link(device: str | torch.device = "cpu") -> Link:
+    """Latency and bandwidth of the link between ranks 0 and 1; tensors must be where the backend
+    can send them."""
+    latency, large = (
+        time_message(nbytes, device=device) for nbytes in (SMALL_MESSAGE_BYTES, LARGE_MESSAGE_BYTES)
+    )
+    return Link(latency, LARGE_MESSAGE_BYTES / max(large - latency, 1e-9))

@@ -21,7 +21,7 @@ from coursekit.recordings.attempts import attempt
 from coursekit.recordings.races import TASKS, TINY, TURNS, Bench, Result, Run, gpu_task
 from coursekit.recordings.recordings import Row
 from coursekit.topics.mixed_precision.gradients import GRADIENT_RUN
-from ranklab.measure.clock import gpu_busy_seconds, median_seconds
+from ranklab.measure.clock import median_seconds
 from ranklab.measure.ledger import Ledger
 from ranklab.measure.weigh import storage_bytes
 from shardlab import mixed_precision as fast
@@ -121,7 +121,7 @@ def policy_rows(
     losses[policy.name] = loss
     seconds = median_seconds(training.step, device)
     yield Row("mixed_precision.step", seconds, "seconds", case)
-    if device.type == "cuda" and (busy := gpu_busy_seconds(training.step)) is not None:
+    if device.type == "cuda" and (busy := races.gpu_busy_seconds(training.step)) is not None:
         yield Row("mixed_precision.gpu_busy", busy / seconds, "ratio", case)
     if FP32.name in losses:
         yield Row("mixed_precision.loss_ratio", loss / losses[FP32.name], "ratio", case)

@@ -14,13 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ranklab.measure.clock import MedianSeconds, say_if_busy, say_if_longer
+from ranklab.measure.clock import MedianSeconds, say_if_busy
 from shardlab.pipelines.hardened.pipeline import Pipeline
 from shardlab.pipelines.partition import PipelinePlan, plan_pipeline
 from shardlab.pipelines.schedules import Action, Kind, Schedule
 from shardlab.pipelines.simulation import Costs, Span, simulate
 
 Spans = Sequence[Sequence[Span]]  # of each rank
+LONGER = 0.1  # than its stages sleep: a step of a busy machine
 
 
 class SleepTwice(torch.autograd.Function):
@@ -122,9 +123,16 @@ def median_step(on_ranks: Sequence[Sequence[list[Span]]], costs: Costs) -> Spans
     steps = sorted(zip(*on_ranks), key=seconds_of)
     median = steps[len(steps) // 2]
     lists = [[span.action for span in own] for own in median]
-    say_if_longer(seconds_of(median), simulate(lists, costs).seconds, "its stages slept")
+    say_if_longer(seconds_of(median), simulate(lists, costs).seconds)
     say_if_busy(MedianSeconds(map(seconds_of, steps)))
     return median
+
+
+def say_if_longer(seconds: float, slept: float) -> None:
+    """Print one line if a step took much longer than its stages slept."""
+    if seconds > slept * (1 + LONGER):
+        late = seconds / slept - 1
+        print(f"this machine is busy ({late:.0%} longer than its stages slept): repeat")
 
 
 def stage_costs(spans: Spans) -> Costs:

@@ -12,8 +12,8 @@ from coursekit.formulas import RECIPES, evaluate
 from coursekit.recordings.attempts import attempt
 from coursekit.recordings.races import Run
 from coursekit.recordings.recordings import Row
+from coursekit.topics.where_the_memory_goes.cuda_account import CudaAccount
 from ranklab.measure.clock import median_seconds
-from ranklab.measure.cuda import CudaAccount
 from ranklab.measure.ledger import Ledger
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -28,17 +28,11 @@ from coursekit.lab.virtual import (
     virtual_step,
 )
 from ranklab.measure.profile import profiled_steps
-from ranklab.measure.slim_trace import (
-    ALL_KINDS,
-    SlimSpan,
-    SlimTrace,
-    SpanKind,
-    from_virtual,
-    joined_spans,
-)
+from ranklab.measure.slim_trace import ALL_KINDS, SlimSpan, SlimTrace, SpanKind
 from ranklab.ranks import ranks
 from ranklab.virtual import VirtualGPU, VirtualStep
 from ranklab.virtual.clock import VirtualClock
+from ranklab.virtual.memory import FROM_THE_HOST, TO_THE_HOST
 from shardlab import zero
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.gpt import GPT, next_token_loss
@@ -84,6 +78,50 @@ def _tensor_parallel(model: GPT, chunks=0):
 
 def loss_of_parts(scores, targets):
     return vocabulary_parallel_loss(scores, targets, VIRTUAL_SIZES["vocabulary"])
+
+
+# --- from steps of virtual GPUs -------------------------------------------------------------------
+
+
+def from_virtual(steps: Mapping[str, object], title: str = "") -> SlimTrace:
+    """The trace of steps of virtual GPUs, of one rank or of several: name of the rank -> step."""
+    trace, lanes, names = SlimTrace(title, unit=1e-9), {}, {}
+    for rank, step in steps.items():
+        before = f"{rank}, " if rank else ""
+        lanes.setdefault(f"{before}compute", len(lanes))
+        for span in step.spans:
+            message = not isinstance(span.stream, str)
+            lane = before + ("messages" if message else span.stream)
+            kind = SpanKind.MESSAGE if message else SpanKind(span.phase or "forward")
+            if not message and span.name in (TO_THE_HOST, FROM_THE_HOST):
+                lane, kind = before + "copies", SpanKind.COPY
+            trace.spans.append(
+                SlimSpan(
+                    lanes.setdefault(lane, len(lanes)),
+                    span.start,
+                    span.end - span.start,
+                    names.setdefault(span.name, len(names)),
+                    ALL_KINDS.index(kind),
+                )
+            )
+    trace.lanes, trace.names = list(lanes), list(names)
+    trace.spans.sort()
+    return trace
+
+
+def joined_spans(trace: SlimTrace, nearer: int) -> SlimTrace:
+    """The trace with neighbours of one lane and kind, less than so many units apart, as one span
+    that has the kind's name."""
+    found: list[SlimSpan] = []
+    for span in sorted(trace.spans):
+        named = span._replace(name=span.kind, launch=-1)
+        last = found[-1] if found else None
+        if last and (last.lane, last.kind) == (span.lane, span.kind):
+            if span.start - last.end < nearer:
+                found[-1] = last._replace(length=max(last.end, span.end) - last.start)
+                continue
+        found.append(named)
+    return dataclasses.replace(trace, names=list(trace.kinds), spans=found)
 
 
 # --- several ranks, each with a clock of its own --------------------------------------------------

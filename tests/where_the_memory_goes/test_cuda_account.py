@@ -8,7 +8,13 @@ import random
 import pytest
 import torch
 
-from ranklab.measure.cuda import UNEXPLAINED, CachingAllocator, CudaAccount, Reading, account_rows
+from coursekit.topics.where_the_memory_goes.cuda_account import (
+    UNEXPLAINED,
+    CachingAllocator,
+    CudaAccount,
+    Reading,
+    account_rows,
+)
 from ranklab.measure.ledger import Ledger
 from ranklab.rehearse.reserved import Reserved
 from shardlab.common.torch_internals import current_backward, storage_key
@@ -19,7 +25,7 @@ WORKSPACE = 8_519_680  # bytes that cuBLAS takes for a thread
 
 
 class Gpu(Reserved):
-    """The model with what measure.cuda.CachingAllocator says of a GPU."""
+    """The model with what cuda_account.CachingAllocator says of a GPU."""
 
     def __init__(self, capacity: int = 1 << 60, context: int = 0):
         super().__init__(capacity)

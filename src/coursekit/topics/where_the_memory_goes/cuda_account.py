@@ -21,10 +21,9 @@ from typing import NamedTuple
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from ranklab.measure.ledger import Ledger
 from ranklab.torch_internals import clear_cublas_workspaces
 from shardlab.common.torch_internals import disable_modes
-
-from .ledger import Ledger
 
 UNEXPLAINED = "not explained; below 0: counted twice"
 

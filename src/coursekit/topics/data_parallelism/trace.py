@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from .communication import CommunicationLog
+from ranklab.measure.communication import CommunicationLog
 
 LATE_SECONDS = 1.0  # for the backend to report the end of a message that was waited for already
 

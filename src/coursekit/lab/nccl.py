@@ -8,7 +8,7 @@ first step, and of a step within a node and between nodes.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .hardware import ROUNDS, Links
+from ranklab.virtual.hardware import ROUNDS, Links
 
 SWITCH_SECONDS = 25e-6  # of NVLS, there too
 SWITCH_RANKS = 5  # fewer do not take it on an H200, ml-engineering@744d01e network/README.md

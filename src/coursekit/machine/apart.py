@@ -16,8 +16,8 @@ from multiprocessing.connection import wait
 
 import cloudpickle
 
-from .messages import dumps
-from .server import end, start_fork_server, start_method, without_main
+from ranklab.ranks.messages import dumps
+from ranklab.ranks.server import end, start_fork_server, start_method, without_main
 
 PRINTED_CHARACTERS = 20_000  # of the work's output
 ARRIVAL_SECONDS = 300.0  # for the fork server to import torch, and the work to arrive
