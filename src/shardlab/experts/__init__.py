@@ -3,4 +3,5 @@
 core.py            the layer in one process: router, dispatch, experts, combine; what balances
                    loads
 core_parallel.py   experts divided among ranks: rows travel by all-to-all
+hardened/apply.py  the same in place in a model, beside other techniques: apply_expert_parallel()
 """
