@@ -24,6 +24,7 @@ Peer: PyTorch's MemTracker (torch.distributed._tools.mem_tracker) counts the sam
 the ledger keeps every point with its operation, and says what is gathered.
 """
 
+import sys
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -33,7 +34,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -228,7 +228,9 @@ class Ledger(TorchDispatchMode):
             self._write_line(operation)
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if types and any(issubclass(t, DTensor) for t in types):
+        # to import it takes half a second; where it is not, there is no DTensor
+        sharded = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+        if any(issubclass(t, sharded) for t in types):
             return NotImplemented  # a DTensor unwraps itself and comes back with its shard
         result = function(*args, **(kwargs or {}))
         if self._detaching:

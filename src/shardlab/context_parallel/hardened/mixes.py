@@ -13,7 +13,6 @@ from collections.abc import Iterator
 
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
 
 from ...common.torch_internals import (
     disable_modes,
@@ -86,6 +85,8 @@ class Mix(core.Mix):
             return super().attend(q, k, v, queries)
         if not square:
             with disable_modes():  # a ledger would look into it
+                from torch.nn.attention.bias import causal_lower_right  # imports the compiler
+
                 mask = causal_lower_right(q.shape[2], k.shape[2])
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=square, enable_gqa=grouped)
 
