@@ -3,10 +3,13 @@
 notebook takes that line away; nbval keeps what a cell has displayed. Plotly 5, which
 Colab has, also shows a figure as HTML, and its JSON names a server: stored labs have neither."""
 
-from nbval.plugin import IPyNbCell
+import sys
 
-from bookkit.lab_pages import kept
-from ranklab.ranks.output import PROGRESS
+sys.modules.setdefault("rfc3987_syntax", None)  # as in conftest.py
+from nbval.plugin import IPyNbCell  # noqa: E402
+
+from bookkit.lab_pages import kept  # noqa: E402
+from ranklab.ranks.output import PROGRESS  # noqa: E402
 
 PLOTLY = "application/vnd.plotly.v1+json"
 compare = IPyNbCell.compare_outputs
