@@ -17,3 +17,8 @@ measurements of `make bench`. It reports; no test depends on its numbers.
 
 The other parts are in BENCHES of the topics' runs.py.
 """
+
+import sys
+
+# nbformat would compile 38 grammars of addresses: a second and a half, for what no lab has
+sys.modules.setdefault("rfc3987_syntax", None)
