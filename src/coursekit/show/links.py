@@ -206,11 +206,14 @@ def settle(links, values, moved, preset):
     chosen presets."""
     values, moved = dict(values), list(moved)
     for _ in links:  # no chain is longer
+        before = dict(values), list(moved)
         for link in links:
             for name, value in link.follow(values, moved, preset).items():
                 values[name] = value
                 if name not in moved:
                     moved.append(name)
+        if before == (values, moved):
+            break  # whatever follows has followed
     return values
 
 
