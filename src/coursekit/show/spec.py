@@ -229,6 +229,15 @@ class Explorer:
         """The quantities that a choice in a menu sets: the preset's quantities that are inputs, and
         inputs that follow from the preset alone (a model sets `parameters` if that is an input);
         and what the menu sets beside them."""
+        if (kind, name) not in self._presets:
+            self._presets[kind, name] = self._preset(kind, name)
+        return dict(self._presets[kind, name])
+
+    @cached_property
+    def _presets(self):
+        return {}  # what `preset` found
+
+    def _preset(self, kind, name):
         menu = next(menu for menu in self.menus if menu.kind == kind)
         usual = BOOK.assumed(menu.family, ())
         given = {**usual, **PRESETS[menu.kind][name].quantities}
