@@ -66,7 +66,7 @@ class Quantity:
     above: bool = False  # True: the value must be larger than `least`, not equal to it
     usual: float | None = None  # what is assumed where nobody gives it; None: it must be given
 
-    @property
+    @cached_property
     def whole(self):
         return self.unit in WHOLE_UNITS
 
