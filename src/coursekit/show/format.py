@@ -76,8 +76,9 @@ def _scaled(value, units, separator=" "):
     name, size = units[0]
     for larger, its_size in units[1:]:
         long, inside = abs(value), abs(_rounded(_in(value, size))[1])
-        if long >= its_size or inside >= round(its_size / size):
-            name, size = larger, its_size
+        if long < its_size and inside < round(its_size / size):
+            break
+        name, size = larger, its_size
     return f"{format_number(_in(value, size))}{separator}{name}"
 
 
