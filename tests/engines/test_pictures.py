@@ -1,6 +1,7 @@
 """Still pictures of all topics: drawn as SVG that follows the page, is heard, and is read on a
 phone."""
 
+from functools import cache
 from xml.etree import ElementTree
 
 import pytest
@@ -15,7 +16,7 @@ from coursekit.show.drawing import (
     SMALL_LETTER_UNITS,
 )
 
-PICTURES = pictures()
+PICTURES = {name: cache(draw) for name, draw in pictures().items()}
 SVG = "{http://www.w3.org/2000/svg}"
 COLUMN = 354  # pixels of a phone's 390 that the text has
 LEAST = 11  # pixels of a letter
