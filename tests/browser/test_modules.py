@@ -108,9 +108,7 @@ def test_a_page_sets_where_an_explorer_begins(shown, server):
     trait = "({ get: name => ({ options: { zero_stage: 2 } })[name] })"
     page.evaluate(f"() => {{ show({zero}, {{ model: {trait} }}); }}")
     assert page.locator(".explorer-sentence").last.inner_text().startswith("In stage 2")
-    told = (
-        f"asked => {{ try {{ show({zero}, asked); }} catch (error) {{ return error.message; }} }}"
-    )
+    told = f"asked => {{ try {{ show({zero}, asked); }} catch (no) {{ return no.message; }} }}"
     for options, sentence in (
         ({"size": "GPT-2"}, "zero: size is no option; there are model, recipe, gpu, "),
         ({"model": "GPT-9"}, "zero: model = GPT-9: there are "),

@@ -84,7 +84,7 @@ class Menu:
             if not set(self.without) & set(preset.quantities) and name not in self.but
         )
 
-    @property
+    @cached_property
     def family(self):
         """Every quantity that some preset of the kind sets, in the order of the presets."""
         return tuple(dict.fromkeys(n for p in PRESETS[self.kind].values() for n in p.quantities))
@@ -229,15 +229,6 @@ class Explorer:
         """The quantities that a choice in a menu sets: the preset's quantities that are inputs, and
         inputs that follow from the preset alone (a model sets `parameters` if that is an input);
         and what the menu sets beside them."""
-        if (kind, name) not in self._presets:
-            self._presets[kind, name] = self._preset(kind, name)
-        return dict(self._presets[kind, name])
-
-    @cached_property
-    def _presets(self):
-        return {}  # what `preset` found
-
-    def _preset(self, kind, name):
         menu = next(menu for menu in self.menus if menu.kind == kind)
         usual = BOOK.assumed(menu.family, ())
         given = {**usual, **PRESETS[menu.kind][name].quantities}
@@ -260,9 +251,7 @@ class Explorer:
 
     def start(self):
         """Every input, as the explorer begins."""
-        values = {}
-        for kind, name in self.chosen_at_start().items():
-            values.update(self.preset(kind, name))
+        values = self.presets({})
         values.update({name: value for name, value in self.begin.items() if name not in PRESETS})
         values = {**BOOK.assumed(self.inputs, values), **values}
         return {name: values[name] for name in self.inputs}
