@@ -1,16 +1,21 @@
 """The seconds of a step beside those that others measured on GPUs and published."""
 
 import re
+from collections import defaultdict
 from dataclasses import replace
+from functools import cache
 
+import numpy as np
 import pytest
 
-from coursekit.planner.search import Search
+from coursekit.formulas.registry import BOOK
+from coursekit.planner.search import Search, solve_many
 from coursekit.planner.speeds import (
     EXPERTS,
     PUBLISHED_SECONDS,
     SPEEDS,
     parts_of,
+    step_given,
     step_values,
 )
 from coursekit.show.drawing import PICTURE_WIDTH
@@ -34,9 +39,11 @@ def fitted(name, rows, speed):
     """The class's constants from which no step comes nearer to these rows, found from those of
     `speed`."""
     steps = dict(utilisation=0.01) | FITTED.get(name, {})
+    layouts = [referee.published_layout(row) for row in rows]
 
+    @cache
     def error(one):
-        return referee.mean([referee.seconds_error(row, one) for row in rows])
+        return referee.mean(errors_at_once(rows, layouts, one))
 
     least, nearer = error(speed), True
     while nearer:
@@ -47,6 +54,23 @@ def fitted(name, rows, speed):
                 speed, least, nearer = other, of_other, True
                 other = replace(speed, **{constant: getattr(speed, constant) + by})
     return speed
+
+
+def errors_at_once(rows, layouts, speed):
+    """seconds_error() of every row, those of the same quantities as columns of arrays."""
+    alike, errors = defaultdict(list), []
+    for row, layout in zip(rows, layouts):
+        given = step_given(layout, speed) | referee.numbers_in(row["more"])
+        given["pipeline_rank"] = layout.pipeline_parallel - 1
+        given = BOOK.expand(given) | dict(published=float(row["seconds"]))
+        alike[tuple(given)].append(given.values())
+    for names, of_rows in alike.items():
+        given = dict(zip(names, map(np.array, zip(*of_rows))))
+        published = given.pop("published")
+        values, right = solve_many(["layout_seconds"], given)
+        assert right.all()
+        errors += [*(100 * (values["layout_seconds"] / published - 1))]
+    return errors
 
 
 @pytest.mark.slow
