@@ -1,5 +1,6 @@
 """Chapter 10: activation checkpointing."""
 
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -217,33 +218,43 @@ class _Stepped(NamedTuple):
     memory_comes_back: bool
 
 
-def _step_beside_plain(call, rows, layers):
-    """A step of layers that add to their input, beside the plain one: (forwards, whether at most
-    the inputs are kept, whether all gradients are those of the plain step, whether nothing is
-    left)."""
+def _step(way, rows, layers):
+    """A step of layers that add to their input, each called by `way`: (forwards, bytes that are
+    kept, gradients of all, bytes that are left), the gradients of the first module before those of
+    the layers."""
     torch.manual_seed(5)
     first = nn.Linear(4, 4).double()
     chain = nn.ModuleList(_Counted() for _ in range(layers)).double()
     tokens = torch.randn(rows, 4, dtype=torch.double)
-    found = []
-    for way in (lambda layer, x: layer(x), own_checkpoint.reference.apply, call):
-        first.zero_grad()
-        chain.zero_grad()
+    with Ledger(nn.ModuleList([first, chain])) as ledger:
+        x = first(tokens)
         for layer in chain:
-            layer.runs = 0
-        with Ledger(nn.ModuleList([first, chain])) as ledger:
-            x = first(tokens)
-            for layer in chain:
-                x = x + way(layer, x)
-            loss = x.pow(2).sum()
-            kept = ledger.bytes.activations + ledger.bytes.temporaries
-            loss.backward()
-            del x, loss
-            left = ledger.bytes.activations + ledger.bytes.temporaries
-        gradients = [p.grad for module in (first, chain) for p in module.parameters()]
-        found.append((sum(layer.runs for layer in chain), kept, gradients, left))
-    (_, _, wanted, plain_left), (_, inputs, _, _), (runs, kept, gradients, left) = found
-    count = len(list(first.parameters()))
+            x = x + way(layer, x)
+        loss = x.pow(2).sum()
+        kept = ledger.bytes.activations + ledger.bytes.temporaries
+        loss.backward()
+        del x, loss
+        left = ledger.bytes.activations + ledger.bytes.temporaries
+    gradients = [p.grad for module in (first, chain) for p in module.parameters()]
+    return sum(layer.runs for layer in chain), kept, gradients, left
+
+
+@cache  # beside it every answer is put
+@torch.enable_grad()  # an answer may turn gradients off
+def _plain_and_checkpointed(rows, layers):
+    """_step() without a checkpoint, and with the one that is right."""
+    ways = lambda layer, x: layer(x), own_checkpoint.reference.apply
+    return [_step(way, rows, layers) for way in ways]
+
+
+def _step_beside_plain(call, rows, layers):
+    """A step of layers that add to their input, beside the plain one: (forwards, whether at most
+    the inputs are kept, whether all gradients are those of the plain step, whether nothing is
+    left)."""
+    plain, checkpointed = _plain_and_checkpointed(rows, layers)
+    (_, _, wanted, plain_left), (_, inputs, _, _) = plain, checkpointed
+    runs, kept, gradients, left = _step(call, rows, layers)
+    count = 2  # weight and bias of the first module
     return _Stepped(
         runs,
         kept <= inputs,
