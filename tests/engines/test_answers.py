@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+from functools import cache
 
 import pytest
 import torch
@@ -25,11 +26,14 @@ SLOW = ("slow_to_fast", "where_the_memory_goes", "where_the_time_goes")  # half 
 BY_DAY = [topic for topic in EXERCISES if topic not in SLOW]
 
 
+every_answer = cache(lambda: list(answers()))
+
+
 def test_there_are_enough_answers():
     """Must catch: a file that is not read, a line of it that counts as part of another."""
-    right = [answer.right for answer in answers()]
+    right = [answer.right for answer in every_answer()]
     assert right.count(False) >= WRONG and right.count(True) >= RIGHT
-    of_topics = {answer.topic for answer in answers()}
+    of_topics = {answer.topic for answer in every_answer()}
     assert of_topics == {path.stem for path in FOLDER.glob("*.txt")} <= set(EXERCISES)
     assert len(of_topics) >= 10
 
@@ -41,7 +45,7 @@ def test_checks_name_the_misconception(topic):
     """Must catch: a check that calls one of the wrong answers right or refuses one of the right
     ones, a misconception taken out; a line of a decision list that one above it hides, or whose
     condition is never true."""
-    of_topic = [answer for answer in answers() if answer.topic == topic]
+    of_topic = [answer for answer in every_answer() if answer.topic == topic]
     exercises = [one for one in vars(EXERCISES[topic]).values() if isinstance(one, Exercise)]
     silent = {
         (exercise.name, line.condition, line.sentence)
