@@ -8,6 +8,7 @@ import gc
 import os
 import runpy
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, chdir, contextmanager
@@ -19,7 +20,6 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -210,7 +210,9 @@ def rehearse(
         storage.purpose = storage.purpose or purpose_by_birth(storage, steps.done - 1)
     held = [one for group in steps.optimizer.param_groups for one in group["params"]]
     sharded = any(isinstance(one, DTensor) for one in held) or bool(those_of(FSDP))
-    shared = sharded or bool(those_of(ZeroRedundancyOptimizer)) or any(map(groups_of, held))
+    optim = sys.modules.get("torch.distributed.optim")  # which takes long to import
+    divided = bool(optim and those_of(optim.ZeroRedundancyOptimizer))
+    shared = sharded or divided or any(map(groups_of, held))
     grouped, used = torch.distributed.is_initialized(), virtual.messages.used
     exchanges = any(carried == "all_to_all" for _, carried in used)
     return Rehearsal(
