@@ -20,6 +20,7 @@ from coursekit import sentences
 SOURCES = ROOT / "src"
 PACKAGES = ("shardlab", "ranklab", "coursekit")  # the wheel's
 PYTHONS = ("3.11.7", "3.12.1", "3.13.0", "3.14.0")
+pytestmark = pytest.mark.xdist_group("sources")  # one worker reads them
 
 
 def text(name: str) -> str:

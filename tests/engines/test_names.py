@@ -15,6 +15,7 @@ import shardlab
 from coursekit import topics
 
 PACKAGES = [Path(package.__file__).parent for package in (shardlab, ranklab, coursekit)]
+pytestmark = pytest.mark.xdist_group("sources")  # one worker reads them
 
 # Names that several modules define by design, and which modules may, as patterns under their
 # package; told.md says why. Another module that takes such a name is a second thing.

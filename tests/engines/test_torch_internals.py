@@ -21,6 +21,7 @@ OURS = ("shardlab", "ranklab", "coursekit", "bookkit")
 OTHER_PACKAGES = ("forkserver", "os", "sys", "sympy", "IPython", "plotly")
 OF_NAMED_TUPLES = ("_replace", "_asdict", "_fields", "_make")
 OF_NOTEBOOKS = ("_repr_markdown_", "_repr_mimebundle_", "_repr_html_", "_render_traceback_")
+pytestmark = pytest.mark.xdist_group("sources")  # one worker reads them
 # What a file may use beside the door; told.md says why: a peer, or a look at PyTorch's own state.
 BESIDE_THE_DOOR = defaultdict(set)
 for file, names, _ in cells("test_torch_internals::beside the door"):
