@@ -3,7 +3,6 @@
 import re
 from collections import defaultdict
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
@@ -39,11 +38,7 @@ def fitted(name, rows, speed):
     """The class's constants from which no step comes nearer to these rows, found from those of
     `speed`."""
     steps = dict(utilisation=0.01) | FITTED.get(name, {})
-    layouts = [referee.published_layout(row) for row in rows]
-
-    @cache
-    def error(one):
-        return referee.mean(errors_at_once(rows, layouts, one))
+    error = lambda one: referee.mean(errors_at_once(rows, one))
 
     least, nearer = error(speed), True
     while nearer:
@@ -56,13 +51,14 @@ def fitted(name, rows, speed):
     return speed
 
 
-def errors_at_once(rows, layouts, speed):
+def errors_at_once(rows, speed):
     """seconds_error() of every row, those of the same quantities as columns of arrays."""
     alike, errors = defaultdict(list), []
-    for row, layout in zip(rows, layouts):
+    for row in rows:
+        layout, published = referee.published_layout(row), float(row["seconds"])
         given = step_given(layout, speed) | referee.numbers_in(row["more"])
-        given["pipeline_rank"] = layout.pipeline_parallel - 1
-        given = BOOK.expand(given) | dict(published=float(row["seconds"]))
+        given |= dict(pipeline_rank=layout.pipeline_parallel - 1, published=published)
+        given = BOOK.expand(given)
         alike[tuple(given)].append(given.values())
     for names, of_rows in alike.items():
         given = dict(zip(names, map(np.array, zip(*of_rows))))
