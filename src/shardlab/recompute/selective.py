@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node
 
 from ..common.torch_internals import (
     FUSED_ATTENTION,
@@ -90,15 +89,16 @@ class Selective:
 
 
 def in_nodes(outputs: Tensor | tuple):
-    """The results of an operator, each tensor in a node of autograd, where outer hooks see it."""
+    """The results of an operator, each tensor in a node of autograd, where outer hooks see it. The
+    node's empty result stands for it, without which PyTorch 2.8 frees what the node keeps."""
     anchor = torch.empty(0, requires_grad=True)
-    keep = lambda tensor: KeptInputs.apply(anchor, tensor.detach()).grad_fn
+    keep = lambda tensor: KeptInputs.apply(anchor, tensor.detach())
     return tree_map(lambda one: keep(one) if isinstance(one, Tensor) else one, outputs)
 
 
 def out_of_nodes(kept) -> Tensor | tuple:
-    take = lambda node: node.saved_tensors[0].detach()
-    return tree_map(lambda one: take(one) if isinstance(one, Node) else one, kept)
+    take = lambda result: result.grad_fn.saved_tensors[0].detach()
+    return tree_map(lambda one: take(one) if isinstance(one, Tensor) else one, kept)
 
 
 def memory_of(tree) -> set[int]:
