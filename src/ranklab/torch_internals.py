@@ -178,23 +178,12 @@ def fake_store():
     it, there is no rank 0 of 1,024 on a laptop."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    if not TAKES_FAKE and not _fake:
-        take_fake_tensors()
+    if not TAKES_FAKE:  # PyTorch's kernels for fake tensors are in a module of their own
+        import torch.distributed._tools.fake_collectives  # noqa: F401
     return FakeStore()
 
 
-def take_fake_tensors() -> None:
-    """Collectives of the backend "fake" take fake tensors where PyTorch has no kernels for these:
-    the CPU's kernels ask the backend, which touches no tensor. Without it, only real tensors have
-    a rank 0 of 1,024 there."""
-    _fake.append(torch.library.Library("c10d", "IMPL"))
-    for name in ("allreduce_", "_allgather_base_", "_reduce_scatter_base_", "broadcast_"):
-        function = getattr(torch.ops.c10d, name).default
-        _fake[0].impl(name, functools.partial(on_the_cpu, function), "Meta")
-
-
 TAKES_FAKE = torch._C._dispatch_has_kernel_for_dispatch_key("c10d::_allgather_base_", "Meta")
-_fake: list[torch.library.Library] = []
 
 
 def process_groups() -> list[dist.ProcessGroup]:
@@ -265,7 +254,7 @@ def settings_of_contexts() -> Callable[[], None]:
     functions = torch.overrides._get_current_function_mode_stack
     operators = _python_dispatch._get_current_dispatch_mode_stack
     flags = {name: on for name, on in vars(_python_dispatch).items() if name.startswith("_is_in_")}
-    device, functorch = torch._GLOBAL_DEVICE_CONTEXT, torch._C._functorch
+    device, functorch = vars(torch._GLOBAL_DEVICE_CONTEXT), torch._C._functorch
     anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
     transforms = functorch.get_dynamic_layer_stack_depth()
     filters = warnings.catch_warnings()
@@ -280,7 +269,8 @@ def settings_of_contexts() -> Callable[[], None]:
         (set_modes, torch.overrides, functions, functions()),
         (set_modes, _python_dispatch, operators, operators()),
         (vars(_python_dispatch).update, flags),
-        (setattr, device, "device_context", getattr(device, "device_context", None)),
+        (device.clear,),
+        (device.update, {**device}),
         (setattr, _device, "CURRENT_DEVICE", _device.CURRENT_DEVICE),
         (set_hooks, set_hooks()),
         (leave_autocast, torch.autocast_increment_nesting()),
