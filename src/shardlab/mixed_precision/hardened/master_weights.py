@@ -47,7 +47,7 @@ class MasterWeights(torch.optim.Optimizer):
     inside, which knows the masters alone."""
 
     def __init__(self, params, of, *, at_once_bytes=None, consume_gradients=False, **settings):
-        self.of, self.settings, self.inner = of, settings, None
+        self.inner = None
         self.at_once_bytes, self.consumes = at_once_bytes, consume_gradients
         self.all_at_once = not of.__module__.startswith("torch.optim.")
         self.copies: list[CopiedPair] = []
@@ -56,6 +56,9 @@ class MasterWeights(torch.optim.Optimizer):
         # of a parameter when it was its copy; before the first step nothing is known
         self.versions: dict[nn.Parameter, tuple[int, int]] = {}
         super().__init__(params, settings)  # calls add_param_group
+        # with all groups: in PyTorch 2.8, Adagrad makes no states for one that is added
+        self.inner = of(self.param_groups, **settings)
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
         self.defaults = self.inner.defaults
 
     def add_param_group(self, param_group: dict):
@@ -67,16 +70,13 @@ class MasterWeights(torch.optim.Optimizer):
             raise CannotCopy("a parameter is given twice: each belongs to one group, once.")
         made = [(name, p, self.copy_of(p)) for name, p in named if p.requires_grad]
         masters = [master if name is None else (name, master) for name, _, master in made]
-        if self.inner is None:
-            self.inner = self.of([{**param_group, "params": masters}], **self.settings)
-        else:
-            self.inner.add_param_group({**param_group, "params": masters})
+        add = self.param_groups.append if self.inner is None else self.inner.add_param_group
+        add({**param_group, "params": masters})
         for _, parameter, master in made:
             self.copies.append((parameter, master))
             take_place(master, [parameter])
         self.made_of.update((p, (p.dtype, p.requires_grad)) for p in parameters)
         note([p for p, master in self.copies if p is not master], self)
-        self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     def copy_of(self, parameter: nn.Parameter) -> nn.Parameter:
         return nn.Parameter(parameter.detach().float()) if parameter.dtype in HALVES else parameter

@@ -54,6 +54,10 @@ class ShardedOptimizer(core.ShardedStates, BackwardListener, torch.optim.Optimiz
         self.buckets: list[Bucket] = []
         self.given, self.stepped = [], False
         torch.optim.Optimizer.__init__(self, params, settings)  # calls add_param_group
+        self.inner = optimizer_cls(self.param_groups, **settings)  # as MasterWeights
+        tried.add(self.inner)
+        self.serve(self.buckets)
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
         self.defaults = self.inner.defaults
 
     def add_param_group(self, param_group: dict):
@@ -72,13 +76,14 @@ class ShardedOptimizer(core.ShardedStates, BackwardListener, torch.optim.Optimiz
         self.given += [(name, p, p.requires_grad) for name, p in named]
         shards = {**settings, "params": [shard for bucket in buckets for shard in bucket.shards]}
         if self.inner is None:
-            self.inner = self.optimizer_cls([shards], **self.settings)
-            tried.add(self.inner)
+            self.param_groups.append(shards)
         else:
             self.inner.add_param_group(shards)
+            self.serve(buckets)
+
+    def serve(self, buckets: list[Bucket]):
         if hasattr(self.inner, "serve"):
             self.inner.serve(buckets)
-        self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     def reduce_gradients(self):
         """Average the gradients that have not been averaged yet: clipping may have done so."""
