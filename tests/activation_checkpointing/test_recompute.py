@@ -144,6 +144,7 @@ def test_a_checkpointed_list_is_a_list():
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda k: kept[k]):
         y = checkpoint_every(chain, 2)(x)
+    kept = [each for each in kept if each.numel()]  # some PyTorchs keep an empty one beside each
     assert torch.equal(y, chain(x)) and kept[0] is x and len(kept) == 2
 
 
