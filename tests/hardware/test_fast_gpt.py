@@ -120,6 +120,7 @@ def test_blocks_are_compiled_once():
         return lambda *args: calls.append(1) or graph(*args)
 
     theirs, names = loss_and_gradients(model, plain_loss), list(model.state_dict())
+    torch.compiler.reset()  # of blocks that it gave up in another test
     compile_blocks(model, backend=counting)
     assert_same(loss_and_gradients(model, IN_CHUNKS), theirs, 1e-12)
     assert (len(graphs), len(calls)) == (1, 3) and list(model.state_dict()) == names

@@ -75,11 +75,9 @@ class ShardedOptimizer(core.ShardedStates, BackwardListener, torch.optim.Optimiz
         note(parameters, self)
         self.given += [(name, p, p.requires_grad) for name, p in named]
         shards = {**settings, "params": [shard for bucket in buckets for shard in bucket.shards]}
-        if self.inner is None:
-            self.param_groups.append(shards)
-        else:
-            self.inner.add_param_group(shards)
-            self.serve(buckets)
+        add = self.param_groups.append if self.inner is None else self.inner.add_param_group
+        add(shards)
+        self.serve(buckets)
 
     def serve(self, buckets: list[Bucket]):
         if hasattr(self.inner, "serve"):
