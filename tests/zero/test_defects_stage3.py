@@ -613,7 +613,7 @@ def test_groups_by_dims_and_by_names(worlds, n):
     """Must catch: buckets that mix groups; the settings of the first group for all; an added group
     without its hooks in stage 2; a flat shard, of which a rule by dims decays nothing; a rule by
     name that finds the unit; a name that moves to the unit; a tied weight with two shards; a group
-    that is added inside to Adagrad, of which some PyTorchs make no states there."""
+    that the optimizer inside gets later: Adagrad of PyTorch 2.8 makes no states for it."""
     given = [(groups,) for groups in (by_dims, by_names, by_one_dim_count)]
     given.append((by_dims, torch.optim.Adagrad))
     for stage in (1, 2, 3):
