@@ -122,7 +122,7 @@ class VirtualGPU(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), named=None):
         if function.namespace == "prim":
             return NotImplemented  # a property
-        if not all(issubclass(kind, OF_THIS_RANK) for kind in types):
+        if not all(kind is Tensor or issubclass(kind, OF_THIS_RANK) for kind in types):
             self.clock.host += nanoseconds(self.gpu.dtensor_seconds)
             return NotImplemented  # DTensor, which calls again with this rank's part
         named, packet = named or {}, function.overloadpacket
@@ -133,8 +133,8 @@ class VirtualGPU(TorchDispatchMode):
         if packet in READ_VALUES and self.on_gpu(given):
             self.clock.launch(self.gpu.launch_nanoseconds)
             self.clock.synchronize(self.streams.current)
-            reads_one = packet is aten._local_scalar_dense
-            return torch.tensor(1, dtype=args[0].dtype).item() if reads_one else True
+            with disable_modes():  # of ones: 1, or that they are equal
+                return function(*(torch.ones(1, dtype=tensor.dtype) for tensor in given))
         if function.namespace == FUNCTIONAL:
             return self.functional_collective(function, args, named)
         try:
