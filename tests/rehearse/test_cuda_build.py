@@ -1,5 +1,7 @@
-"""A rehearsal in a build with CUDA, which asks for a driver where a build without CUDA does not."""
+"""Rehearsals in other builds of PyTorch: one with CUDA, which asks for a driver where a build
+without CUDA does not, and one too old for a stand-in."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,9 +24,24 @@ def with_cuda():
 
 
 @pytest.mark.ranks
-def test_a_build_with_cuda_and_no_driver(tmp_path):
+def test_a_build_with_cuda_and_no_driver(stand_in, tmp_path):
     """Must catch: a first tensor on a real GPU; timers of DDP's reducer, which a build with CUDA
     has: PyTorch 2.11 of PyPI ended with a segmentation fault."""
     with rehearsing(with_cuda) as rehearse:
         run = rehearse(["--gpus", "4", str(SCRIPT)], tmp_path)
     assert run.returncode == 0 and "the peak" in run.stdout, run.stderr
+
+
+def without_guards():
+    """Make this process PyTorch 2.8, which lets Python write no guard of a device."""
+    vars(torch._C).pop("_acc", None)
+
+
+@pytest.mark.ranks
+def test_a_build_that_takes_no_stand_in(tmp_path):
+    """Must catch: a traceback; a script that begins on GPUs that nothing stands in for."""
+    with rehearsing(without_guards) as rehearse:
+        run = rehearse(["--gpus", "4", str(SCRIPT)], tmp_path)
+    named = f"PyTorch {torch.__version__} on {sys.platform}"
+    said = f"{named} takes no stand-in for CUDA: use 2.11 or later on Linux or macOS."
+    assert (run.returncode, run.stdout, run.stderr.splitlines()[1:]) == (2, "", [said])

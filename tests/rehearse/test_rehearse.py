@@ -13,6 +13,7 @@ from forked_script import forked, rehearsing
 from night import at_night
 from told import from_told, told
 
+from coursekit.__main__ import main
 from coursekit.lab.virtual import CLOCK
 from coursekit.machine.rehearsing import lines_of_errors
 from coursekit.planner.speeds import PUBLISHED_SECONDS
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.ranks  # processes of their own
 
 
 @pytest.fixture(scope="module")
-def rehearse():
+def rehearse(stand_in):
     with rehearsing() as rehearse:
         yield rehearse
 
@@ -166,9 +167,10 @@ def test_a_script_that_cannot_be_rehearsed_gets_one_sentence(
 
 
 @from_told("options, sentence")
-def test_a_question_that_cannot_be(rehearsed, options, sentence):
+def test_a_question_that_cannot_be(options, sentence, capsys):
     """Must catch: a traceback; a rank that does not exist."""
-    assert rehearsed(SCRIPTS / "sharded.py", *options, fails=2).startswith(sentence)
+    assert main(["rehearse", "--gpus", "4", *options, str(SCRIPTS / "sharded.py")]) == 2
+    assert capsys.readouterr().err.startswith(sentence)
 
 
 def test_a_script_leaves_its_folder_as_it_was(rehearsed, tmp_path, monkeypatch):
@@ -294,7 +296,7 @@ PUBLISHED = {8: ((5762, 82.4), (6667, 77.0)), 128: ((5605, 67.0), (6514, 62.0))}
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("gpus", PUBLISHED)
-def test_published_steps_of_fsdp2(gpus):
+def test_published_steps_of_fsdp2(stand_in, gpus):
     """Eager within 8 % and 5 %, compiled within 15 % and 5 %; nothing is fitted. Must catch: the
     memory of another H100; whole tensors of DTensor's shapes counted; segments that do not grow; a
     norm of one kernel; a layer that is kept or recomputed whole."""

@@ -22,7 +22,7 @@ def check_pieces(shown: str, out: str):
 
 
 @pytest.mark.slow
-def test_the_rehearsal_prints_what_the_page_shows():
+def test_the_rehearsal_prints_what_the_page_shows(stand_in):
     """A rehearsal replaces torch.cuda, so it has a process of its own. Must catch: a clock, bytes
     or words that changed after the page; an example of more operators."""
     command, shown = BLOCKS[2]
