@@ -22,9 +22,11 @@ from torch.profiler import ProfilerAction, profile
 from torch.utils import _device, _python_dispatch
 
 from shardlab.common.torch_internals import (
+    FUSED_ATTENTION,
     FakeTensor,
     FakeTensorMode,
     disable_modes,
+    fuses_groups,
     hooks_of_saved_tensors,
 )
 
@@ -114,6 +116,20 @@ def foreach_as_on_cuda() -> Iterator[None]:
         devices.__code__ = code
         for kind in kinds:
             kind.remove(FakeTensor)
+
+
+def grouped_as_on_cuda() -> AbstractContextManager:
+    """A context in which attention of queries that share keys is fused as on CUDA. Without it, a
+    virtual GPU keeps all scores where PyTorch fuses equal heads alone on a CPU."""
+    plain, on_cuda = torch.nn.functional.scaled_dot_product_attention, FUSED_ATTENTION[1]
+
+    def fused(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **named):
+        if attn_mask is None and named.pop("enable_gqa", False):
+            return on_cuda(query, key, value, dropout_p, is_causal, **named)[0]
+        return plain(query, key, value, attn_mask, dropout_p, is_causal, **named)
+
+    grouped = plain if fuses_groups() else fused
+    return patch.object(torch.nn.functional, "scaled_dot_product_attention", grouped)
 
 
 # Without it, an operator whose result has a size that depends on contents fails in PyTorch's words
@@ -349,36 +365,19 @@ def note_reductions():
         return reduction.name.lower() if isinstance(reduction, dist.ReduceOp.RedOpType) else None
 
     def name_in_text(argument) -> str | None:
-        known = (
-            isinstance(argument, str) and argument.upper() in dist.ReduceOp.RedOpType.__members__
-        )
+        known = isinstance(argument, str) and hasattr(dist.ReduceOp.RedOpType, argument.upper())
         return argument.lower() if known else None
 
-    for name in REDUCING:
-        method = getattr(dist.ProcessGroup, name)
-        setattr(dist.ProcessGroup, name, noting(method, name_in_options))
-    for name in REDUCING_FUNCTIONAL:
-        function = getattr(torch.ops._c10d_functional, name).default
-        kernel = noting(functools.partial(next_kernel, function), name_in_text)
-        _functional.impl(name, kernel, "BackendSelect", with_keyset=True)
+    for name, method in list(vars(dist.ProcessGroup).items()):
+        if "reduce" in name:
+            setattr(dist.ProcessGroup, name, noting(method, name_in_options))
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("_c10d_functional::") and "reduce" in name:
+            function = getattr(torch.ops._c10d_functional, name.partition("::")[2]).default
+            kernel = noting(functools.partial(next_kernel, function), name_in_text)
+            _functional.impl(name, kernel, "BackendSelect", with_keyset=True)
 
 
-REDUCING = (
-    "allreduce",
-    "allreduce_coalesced",
-    "reduce",
-    "reduce_scatter",
-    "_reduce_scatter_base",
-    "reduce_scatter_tensor_coalesced",
-)
-REDUCING_FUNCTIONAL = (
-    "all_reduce",
-    "all_reduce_",
-    "all_reduce_coalesced",
-    "all_reduce_coalesced_",
-    "reduce_scatter_tensor",
-    "reduce_scatter_tensor_coalesced",
-)
 _functional = torch.library.Library("_c10d_functional", "IMPL")
 if not TELLS_REDUCTION:
     note_reductions()

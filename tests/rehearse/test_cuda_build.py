@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from forked_script import rehearsing
 
+from ranklab.rehearse import stand_in
+
 SCRIPT = Path(__file__).parent / "scripts" / "accumulated.py"
 
 
@@ -24,7 +26,8 @@ def with_cuda():
 
 
 @pytest.mark.ranks
-def test_a_build_with_cuda_and_no_driver(stand_in, tmp_path):
+@pytest.mark.usefixtures("stand_in")
+def test_a_build_with_cuda_and_no_driver(tmp_path):
     """Must catch: a first tensor on a real GPU; timers of DDP's reducer, which a build with CUDA
     has: PyTorch 2.11 of PyPI ended with a segmentation fault."""
     with rehearsing(with_cuda) as rehearse:
@@ -32,15 +35,15 @@ def test_a_build_with_cuda_and_no_driver(stand_in, tmp_path):
     assert run.returncode == 0 and "the peak" in run.stdout, run.stderr
 
 
-def without_guards():
-    """Make this process PyTorch 2.8, which lets Python write no guard of a device."""
-    vars(torch._C).pop("_acc", None)
+def too_old():
+    """Make this process PyTorch 2.8."""
+    stand_in.TAKES_ONE = False
 
 
 @pytest.mark.ranks
 def test_a_build_that_takes_no_stand_in(tmp_path):
     """Must catch: a traceback; a script that begins on GPUs that nothing stands in for."""
-    with rehearsing(without_guards) as rehearse:
+    with rehearsing(too_old) as rehearse:
         run = rehearse(["--gpus", "4", str(SCRIPT)], tmp_path)
     named = f"PyTorch {torch.__version__} on {sys.platform}"
     said = f"{named} takes no stand-in for CUDA: use 2.11 or later on Linux or macOS."

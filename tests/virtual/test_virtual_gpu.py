@@ -17,7 +17,7 @@ import torch.distributed as dist
 from operators import Operators
 from solved import Given
 from told import from_told, valued
-from torch import nn  # noqa: F401 (told.md names it)
+from torch import nn
 
 from coursekit.lab.virtual import recorded_gpu
 from ranklab.virtual import GPU, Links, NoContents, UnknownSpeed, VirtualGPU, VirtualGPUs
@@ -219,9 +219,10 @@ def test_attention_computes_the_half_that_the_mask_shows():
     counted once; attention_share left out, or taken by products too."""
     found = []
     for causal, groups, share in ((False, 4, 1), (True, 4, 1), (True, 2, 1), (True, 4, 0.25)):
-        attend = torch.nn.functional.scaled_dot_product_attention
         made = lambda groups=groups: [torch.ones(1, heads, 4096, 64) for heads in (4, groups)]
-        work = lambda q, k, causal=causal: attend(q, k, k, is_causal=causal, enable_gqa=True)  # noqa: B023
+        work = lambda q, k, causal=causal: nn.functional.scaled_dot_product_attention(
+            q, k, k, is_causal=causal, enable_gqa=True
+        )
         fast = GPU(SIMPLE.flops_per_second, 1e15, attention_share=share)
         (span,), _ = spans_of(work, fast, made)
         found.append(span[1])

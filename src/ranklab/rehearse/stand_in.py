@@ -20,6 +20,8 @@ from shardlab.common.torch_internals import (
 
 from ..torch_internals import ModeWithoutDevice
 
+TAKES_ONE = hasattr(torch._C, "_acc") and sys.platform != "win32"  # torch 2.11
+
 
 class NoStandIn(RuntimeError):
     """This PyTorch takes no stand-in for CUDA: one sentence."""
@@ -35,7 +37,7 @@ def stand_in_for_cuda() -> FakeTensorMode:
     Python write one for devices of others, and this one is registered for CUDA. The hooks say
     whether CUDA is there: a copy of their table of methods says yes. Which of the methods is asked
     is found by asking."""
-    if not hasattr(torch._C, "_acc") or sys.platform == "win32":
+    if not TAKES_ONE:
         raise NoStandIn(
             f"PyTorch {torch.__version__} on {sys.platform} takes no stand-in for CUDA: use 2.11 or"
             " later on Linux or macOS."
