@@ -285,7 +285,7 @@ def settings_of_contexts() -> Callable[[], None]:
         (set_modes, torch.overrides, functions, functions()),
         (set_modes, _python_dispatch, operators, operators()),
         (vars(_python_dispatch).update, flags),
-        (device.clear,),
+        (device.clear,),  # torch 2.8 takes no None for a thread that has none
         (device.update, {**device}),
         (setattr, _device, "CURRENT_DEVICE", _device.CURRENT_DEVICE),
         (set_hooks, set_hooks()),

@@ -189,7 +189,7 @@ def pipelined():
     rank, size = dist.get_rank(), dist.get_world_size()
     stage = PipelineStage(nn.Linear(4, 4), rank, size, torch.device("cpu"))
     schedule = ScheduleGPipe(
-        stage, n_microbatches=2, loss_fn=lambda out, target: (out - target).pow(2).mean()
+        stage, n_microbatches=3, loss_fn=lambda out, target: (out - target).pow(2).mean()
     )
     x = torch.ones(6, 4)
     for _ in range(2):  # the first step finds out the shapes, with messages of its own
@@ -202,14 +202,14 @@ def pipelined():
 
 def test_pipelining(three):
     """Mutation: batched sends and recvs not seen one by one."""
-    microbatch = 3 * 4 * 4
+    microbatch = 2 * 4 * 4
     for rank, found in enumerate(three.run(pipelined)):
         edges = (rank > 0) + (rank < 2)
         for operation in ("send", "recv"):
             assert [m[:3] for m in found if m[0] == operation] == [
                 (operation, microbatch, 3)
-            ] * 2 * edges
-        assert len(found) == 4 * edges
+            ] * 3 * edges
+        assert len(found) == 6 * edges
 
 
 def test_under_the_fake_group():

@@ -17,6 +17,7 @@ MOST_BYTES = 64_000_000  # that a rank may print in one piece of work
 PIPE_BYTES = 1 << 20  # that a rank may print before its parent looks
 CHUNK_BYTES = 1 << 20
 CHUNKS_AT_ONCE = 16
+OF_GLOO = "[Gloo] Rank "  # torch 2.8 prints a line for each group that is made
 
 
 class Printed:
@@ -80,7 +81,7 @@ def pipe() -> tuple[Printed, Connection]:
 def show_printed(printed: list[Printed], stream):
     """Each rank's lines with its name before them, rank after rank."""
     for rank, one in enumerate(printed):
-        lines = one.take().splitlines()
+        lines = [line for line in one.take().splitlines() if not line.startswith(OF_GLOO)]
         if lines and stream is not None:  # a program without a console has none
             write_escaped(stream, "".join(f"[rank {rank}] {line}\n" for line in lines))
     if stream is not None:
