@@ -52,6 +52,7 @@ mesh = init_device_mesh(device.type, (ranks,))
 policy = MixedPrecisionPolicy(torch.bfloat16 if args.bf16 else None, torch.float32)
 for unit in (*model.blocks, model):  # inner units first; the model takes what is left
     fully_shard(unit, mesh=mesh, mp_policy=policy)
+    unit.set_force_sum_reduction_for_comms(not gpu)  # gloo of torch 2.8 takes a mean for a sum
 model.to_empty(device=device)
 torch.manual_seed(0)
 whole = TinyGPT().state_dict() if rank == 0 else {}  # or read from a file

@@ -3,6 +3,7 @@ and rehearsed, as `python -m shardlab rehearse` does."""
 
 import multiprocessing
 import os
+import re
 import runpy
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from multiprocessing import connection
 from pathlib import Path
 
 from ranklab.ranks import server
+from ranklab.ranks.output import OF_GLOO
 
 SECONDS = 200  # a limit for a hang
 GRACE_SECONDS = 5  # for the others to end by themselves when a rank has failed
@@ -126,4 +128,4 @@ def forked(
     for process in processes:
         process.kill()
     out, err = (path.read_text() for path in printed)
-    return out, err, codes
+    return re.sub(f"{re.escape(OF_GLOO)}.*\n", "", out), err, codes

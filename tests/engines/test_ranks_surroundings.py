@@ -101,17 +101,17 @@ def test_threads_that_move_messages_wait_for_their_turn(two):
     """Must catch: groups made without `woken_threads_wait`, in `regroup` or in
     `watching_new_groups`; a policy that is not taken back from the thread that computes."""
 
-    def policies(later=True):
+    def threads():
+        return {int(thread.name) for thread in Path("/proc/self/task").iterdir()}
+
+    def policies(known=None):
         import torch.distributed as dist
 
-        if later:
+        before = known[dist.get_rank()] if known else threads()
+        if not known:
             dist.new_group([0, 1])
-        names = {}
-        for thread in Path("/proc/self/task").iterdir():
-            with suppress(OSError):  # a thread of the group before may end meanwhile
-                names[int(thread.name)] = (thread / "comm").read_text()
-        movers = [thread for thread, name in names.items() if name.startswith("gloo_tcp_loop")]
-        assert len(movers) >= 1 + later
+        movers = threads() - before - {thread.native_id for thread in threading.enumerate()}
+        assert movers
         found = set()
         for mover in movers:
             with suppress(ProcessLookupError):
@@ -120,9 +120,10 @@ def test_threads_that_move_messages_wait_for_their_turn(two):
 
     expected = [({os.SCHED_BATCH}, os.SCHED_OTHER)] * 2
     assert two.run(policies) == expected
+    known = two.run(threads)
     with pytest.raises(RankError):
         two.run(lambda: 1 / 0)
-    assert two.run(policies, False) == expected
+    assert two.run(policies, known) == expected
 
 
 def test_two_threads_take_turns(two):
