@@ -11,6 +11,7 @@ import cases_offload as offload
 import cases_one_gpu as one_gpu
 import cases_ranks as cases
 import pytest
+import torch
 from asking import no_gpus
 from pretended import are_real, build
 
@@ -203,12 +204,19 @@ def test_ranks_that_disagree_are_told(on_gpus):
     assert "call 0 of rank 0 is ('broadcast_'" in line and "of rank 1 ('allreduce_'" in line
 
 
+@pytest.fixture
+def anew(monkeypatch, tmp_path):
+    """A device that is to be compiled, as if it were written for this PyTorch."""
+    monkeypatch.setattr(build, "FOLDER", tmp_path)
+    monkeypatch.setattr(build, "WRITTEN_FOR", (torch.__version__,))
+    monkeypatch.setattr(torch.version, "cuda", None)
+
+
 @pretended_only
-def test_a_machine_without_a_compiler_says_what_to_install(monkeypatch, tmp_path):
+def test_a_machine_without_a_compiler_says_what_to_install(monkeypatch, anew):
     """Must catch: a test that passes or fails obscurely where there is no compiler; a skip on a
     continuous integration machine."""
     monkeypatch.setattr(build, "COMPILERS", ())
-    monkeypatch.setattr(build, "FOLDER", tmp_path)
     with pytest.raises(build.CannotBuild, match=r"apt-get install g\+\+") as raised:
         build.library()
     with pytest.raises(pytest.skip.Exception):
@@ -218,10 +226,9 @@ def test_a_machine_without_a_compiler_says_what_to_install(monkeypatch, tmp_path
 
 
 @pretended_only
-def test_another_pytorch_is_named(monkeypatch, tmp_path):
+def test_another_pytorch_is_named(monkeypatch, tmp_path, anew):
     """Must catch: a failure of the job with the oldest PyTorch, into which nccl.py reaches
     differently; a device.cpp with an error that is excused, or leaves a library behind."""
-    monkeypatch.setattr(build, "FOLDER", tmp_path)
     monkeypatch.setattr(build, "SOURCE", tmp_path / "device.cpp")
     build.SOURCE.write_text("#error wrong")
     with pytest.raises(build.CannotBuild, match="does not compile with torch") as raised:

@@ -22,6 +22,7 @@ from .started import below, kill
 
 # what a rank needs, and what is often the name of somebody's own file
 IMPORTED = ("torch", "numpy", "cloudpickle")
+NO_MEMORY = "Memory is the probable reason: importing PyTorch takes a GB (see ulimit -v)."
 
 
 def start_method() -> str:
@@ -57,7 +58,12 @@ def serve(place: RankPlace):
     streams = Streams(place.out, place.err)
     os.environ.clear()
     os.environ.update(place.environment)  # the server's are from the time of its start
-    from .worker import Rank  # here, so that the parent does not import torch
+    try:
+        from .worker import Rank  # here, so that the parent does not import torch
+    except ImportError as error:
+        if "failed to map segment" in str(error):
+            sys.exit(NO_MEMORY)
+        raise
 
     Rank(place, streams).serve()
 
@@ -88,7 +94,7 @@ def why_not(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno == 24:
         return "More open files must be allowed: raise the limit with ulimit -n."
     if isinstance(error, (EOFError, ConnectionError)):  # the server has ended
-        return "Memory is the probable reason: importing PyTorch takes a GB (see ulimit -v)."
+        return NO_MEMORY
     return ""
 
 
