@@ -262,6 +262,10 @@ def settings_of_contexts() -> Callable[[], None]:
             torch.autocast_decrement_nesting()
         torch.clear_autocast_cache()  # casts of weights, which would outlive an update
 
+    def leave_transforms(depth: int):
+        while functorch.get_dynamic_layer_stack_depth() > depth:
+            functorch.pop_dynamic_layer_stack()
+
     def set_inference(on: bool):
         if on != torch.is_inference_mode_enabled():
             _entered.append(torch.inference_mode(on))
@@ -281,7 +285,7 @@ def settings_of_contexts() -> Callable[[], None]:
         (torch.set_num_threads, torch.get_num_threads()),
         (torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode()),
         (torch.set_anomaly_enabled, *anomaly),
-        (functorch.pop_dynamic_layer_stack_and_undo_to_depth, transforms),
+        (leave_transforms, transforms),
         (set_modes, torch.overrides, functions, functions()),
         (set_modes, _python_dispatch, operators, operators()),
         (vars(_python_dispatch).update, flags),
