@@ -12,13 +12,7 @@ from collections.abc import Iterable
 
 from .slim_trace import ALL_KINDS, SlimSpan, SlimTrace, SpanKind
 
-READING_OPERATORS = (
-    "aten::item",
-    "aten::is_nonzero",
-    "aten::nonzero",
-    "aten::masked_select",
-    "aten::equal",
-)
+READING = {f"aten::{name}" for name in "item is_nonzero nonzero masked_select equal".split()}
 ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 RUNTIME = ("cuda_runtime", "cuda_driver")
 UPDATES, NAMES_OF_MESSAGES = ("Optimizer.step", "Optimizer.zero_grad"), ("c10d::", "gloo:", "nccl:")
@@ -51,7 +45,7 @@ def from_chrome(
         elif category == "cpu_op" and event["ts"] >= done.get(thread, 0):
             done[thread] = event["ts"] + event["dur"]
             kind = phase[thread] = phase_of(event, updates)
-            kind = SpanKind.WAIT if name in READING_OPERATORS and kind != SpanKind.UPDATE else kind
+            kind = SpanKind.WAIT if name in READING and kind != SpanKind.UPDATE else kind
             kind = SpanKind.MESSAGE if name.startswith(NAMES_OF_MESSAGES) else kind
         elif category in RUNTIME and any(part in name for part in RUNTIME_WAITS):
             kind = SpanKind.WAIT
@@ -93,10 +87,8 @@ def _numbered(kept, launches, begin, title) -> SlimTrace:
     order = sorted(range(len(spans)), key=spans.__getitem__)
     place = {old: new for new, old in enumerate(order)} | {-1: -1}
     spans = [spans[old]._replace(launch=place[spans[old].launch]) for old in order]
-    words = {lane: lane for lane in lanes}
-    if len(threads) == 1:
-        words[threads[0]] = "host"
-    return SlimTrace(title, "", 1e-7, [words[lane] for lane in lanes], list(names), spans)
+    shown = ["host" if [lane] == threads else lane for lane in lanes]  # the only thread
+    return SlimTrace(title, "", 1e-7, shown, list(names), spans)
 
 
 def phase_of(event: dict, updates: list[tuple[float, float]]) -> str:
