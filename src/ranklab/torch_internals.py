@@ -243,7 +243,7 @@ def settings_of_contexts() -> Callable[[], None]:
     no gradients from then on."""
 
     def set_modes(module, now: Callable[[], list], wanted: list):
-        while now() != wanted[: len(now())]:
+        while (held := now()) != wanted[: len(held)]:  # torch 2.8 fails if nobody holds it
             module._pop_mode()
         for mode in wanted[len(now()) :]:
             module._push_mode(mode)
