@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from .slim_trace import ALL_KINDS, SlimSpan, SlimTrace, SpanKind
 
-READING = {f"aten::{name}" for name in "item is_nonzero nonzero masked_select equal".split()}
+READERS = {f"aten::{name}" for name in "item is_nonzero nonzero masked_select equal".split()}
 ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 RUNTIME = ("cuda_runtime", "cuda_driver")
 UPDATES, NAMES_OF_MESSAGES = ("Optimizer.step", "Optimizer.zero_grad"), ("c10d::", "gloo:", "nccl:")
@@ -45,7 +45,7 @@ def from_chrome(
         elif category == "cpu_op" and event["ts"] >= done.get(thread, 0):
             done[thread] = event["ts"] + event["dur"]
             kind = phase[thread] = phase_of(event, updates)
-            kind = SpanKind.WAIT if name in READING and kind != SpanKind.UPDATE else kind
+            kind = SpanKind.WAIT if name in READERS and kind != SpanKind.UPDATE else kind
             kind = SpanKind.MESSAGE if name.startswith(NAMES_OF_MESSAGES) else kind
         elif category in RUNTIME and any(part in name for part in RUNTIME_WAITS):
             kind = SpanKind.WAIT
