@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import cloudpickle
 import pytest
-from night import at_night
+from night import at_night, world_of
 from pages import ROOT
 from small_books import OF_FORMULAS, builder
 
@@ -240,10 +240,8 @@ def stand_in():
         pytest.skip("this PyTorch takes no stand-in for CUDA")
 
 
-@pytest.fixture(params=[3, *at_night(2, 4)])
-def world(request, worlds):
-    """For what depends on the number of ranks: by day on three, which divide few sizes."""
-    return worlds(request.param)
+# For what depends on the number of ranks: by day on three, which divide few sizes.
+world = world_of(3, *at_night(2, 4))
 
 
 def find_browser(names=BROWSERS):

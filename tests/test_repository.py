@@ -494,6 +494,13 @@ def test_only_the_readme_names_a_package_index():
     assert named == {"README.md"}
 
 
+def test_each_module_of_the_tests_has_a_name_of_its_own():
+    """Must catch: two helpers of one name, of which each test gets that which is imported first."""
+    on_the_path = ("tests", "tests/*", "tools", "workshop")
+    names = [path.stem for folder in on_the_path for path in ROOT.glob(f"{folder}/*.py")]
+    assert {name for name in names if names.count(name) > 1} == {"conftest"}
+
+
 @pytest.mark.parametrize("file", ("knobs.md", "machine.md", "oom.md", "slips.md"))
 def test_each_sentence_of_data_has_a_condition_in_python(file):
     """Must catch: a condition or braces that are no Python, found when somebody asks; a line that

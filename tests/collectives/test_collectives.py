@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from night import at_night
+from night import at_night, world_of
 from refusals import said_by
 from solved import Given
 
@@ -19,11 +19,7 @@ from shardlab.collective_plans import follow
 MANY = range(1, 18)
 both = pytest.mark.parametrize("module", [collectives, collectives_fast], ids=["readable", "fast"])
 ALL_REDUCES = (plans.ring_all_reduce, plans.tree_all_reduce, plans.naive_all_reduce)
-
-
-@pytest.fixture(params=[3, *at_night(2, 5)])
-def world(request, worlds):
-    return worlds(request.param)
+world = world_of(3, *at_night(2, 5))
 
 
 # --- plans, without a rank ------------------------------------------------------------------------

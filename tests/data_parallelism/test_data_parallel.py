@@ -9,6 +9,7 @@ from itertools import chain
 import pytest
 import torch
 import torch.distributed as dist
+from night import world_of
 from refusals import said_by
 from solved import Given
 from torch import nn
@@ -23,10 +24,7 @@ from shardlab.data_parallel.buckets import OwnMemory
 
 SMALL = 150  # bytes: several buckets in every model here
 
-
-@pytest.fixture(params=(1, 2, 3))
-def world(request, worlds):
-    return worlds(request.param)
+world = world_of(1, 2, 3)
 
 
 # --- models ---------------------------------------------------------------------------------------

@@ -301,7 +301,7 @@ def test_published_steps_of_fsdp2(stand_in, gpus):
     memory of another H100; whole tensors of DTensor's shapes counted; segments that do not grow; a
     norm of one kernel; a layer that is kept or recomputed whole."""
     run = subprocess.run(
-        [sys.executable, HERE / "published.py", f"{gpus}", SCRIPTS / "llama_fsdp2.py"],
+        [sys.executable, HERE / "on_96_gb.py", f"{gpus}", SCRIPTS / "llama_fsdp2.py"],
         env=os.environ | dict(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"),
         capture_output=True,
         text=True,

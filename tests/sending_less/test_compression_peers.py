@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from drawn import drawn
+from night import world_of
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -32,9 +33,7 @@ def differences(model, module):
     return max(((a - b).abs().max() / b.abs().max()).item() for a, b in pairs)
 
 
-@pytest.fixture(params=(2, 3))
-def world(request, worlds):
-    return worlds(request.param)
+world = world_of(2, 3)
 
 
 def beside_fp16():

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from drawn import drawn
-from night import at_night
+from night import at_night, world_of
 from torch import nn
 
 from shardlab.compression import LAMB, LARS, zero_plus_plus
@@ -55,9 +55,7 @@ def train(model, steps):
     return model
 
 
-@pytest.fixture(params=[4, *at_night(2, 3)])
-def world(request, worlds):
-    return worlds(request.param)
+world = world_of(4, *at_night(2, 3))
 
 
 def beside_stage_3(settings, steps):

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
-from night import at_night
+from night import at_night, world_of
 from torch import nn
 
 from coursekit.topics.zero.moves import (
@@ -210,9 +210,7 @@ def watched(stage, microbatches):
     return points, collectives_in(log.messages)
 
 
-@pytest.fixture(params=[2, *at_night(4)])
-def world(request, worlds):
-    return worlds(request.param)
+world = world_of(2, *at_night(4))
 
 
 def said(pictures, field, n):

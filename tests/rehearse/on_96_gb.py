@@ -1,4 +1,4 @@
-"""A rehearsal on H100s of 96 GB, whose memory moves 2.4 TB/s: python published.py GPUS SCRIPT
+"""A rehearsal on H100s of 96 GB, whose memory moves 2.4 TB/s: python on_96_gb.py GPUS SCRIPT
 [ARGUMENT ...] prints it as JSON."""
 
 import json
