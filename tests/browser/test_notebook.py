@@ -2,7 +2,7 @@
 kernel."""
 
 import pytest
-from visit import DRAWN, JS, TOUCH
+from visit import DRAWN, JS, PHONE, TOUCH
 
 from coursekit.show.explorers import EXPLORERS
 from coursekit.show.format import decimal_bytes
@@ -161,12 +161,16 @@ def test_points_stand_beside_their_line(notebook):
 
 def test_what_no_page_begins_with(notebook):
     """Mutations: a schedule whose list only the page's buttons have; a bar of a pixel beside a
-    card of a thousand times its bytes."""
+    card of a thousand times its bytes, or that card's name cut off in a narrow window."""
     assert "on 3 ranks" in notebook.evaluate(WORDS)[3]
     assert {"0", "1", "2", "in flight"} <= {*texts(notebook, 3)}
     assert any("85.1 GB card: far to the right" in words for words in texts(notebook, 4))
     widths = [box[1] for box in at(notebook, 4).locator("polygon.part").evaluate_all(BOXES)]
     assert sum(widths) > 300
+    notebook.set_viewport_size(PHONE | dict(width=320))
+    notebook.evaluate(DRAWN)
+    card = at(notebook, 4).locator(".explorer")
+    assert card.evaluate(f"root => ({JS.CARD_PROBLEMS})(root, 0)") == []
     at(notebook, 4).locator("select").first.select_option("Llama 7B")
     notebook.wait_for_function(ALL_DRAWN)
     assert "85.1 GB card" in texts(notebook, 4)

@@ -270,8 +270,7 @@ class ProcessGroupNCCL(dist.ProcessGroupGloo):
     def _group_start(self):
         pass
 
-    def _group_end(self):
-        pass
+    _group_end = _group_start
 
 
 def check_tensor(operation: str, tensor: torch.Tensor):

@@ -6,6 +6,7 @@
   const format = BOOK.format, { set, draw, points, box, write, label, roundUp, colours, hatched } = BOOK.svg;
 
   const FAR = 30; // a card of so many times the bytes is named at the edge: the bar would vanish
+  const TICK = 48; // pixels for the number at a mark
 
   // --- pictures -----------------------------------------------------------------------------------------------------------
 
@@ -64,7 +65,7 @@
         const outline = before ? "M" + x(0) + " " + (y - 3) + "H" + x(before[spec.total]) + "V" + (under + 3) + "H" + x(0) + "Z" : "";
         set(halo, { d: outline });
         set(ghost, { d: outline });
-        const step = roundUp(most / 6), shown = near ? [] : ticks.map((_, k) => (k + 1) * step).filter(bytes => bytes <= most);
+        const step = roundUp(most / Math.min(6, (width - GAP) / TICK)), shown = near ? [] : ticks.map((_, k) => (k + 1) * step).filter(bytes => bytes <= most);
         set(marks, { d: shown.map(bytes => "M" + x(bytes) + " " + under + "v5").join("") });
         ticks.forEach((tick, k) => {
           const there = k < shown.length;

@@ -41,8 +41,8 @@
      force a layout. */
   function label(node, text, x, width, anchor) {
     write(node, text);
-    const wide = text.length * 7, left = { start: 0, middle: wide / 2, end: wide }[anchor];
-    const at = clamp(x, left, Math.max(left, width - wide + left));
+    const wide = text.length * 7, left = { start: 0, middle: wide / 2, end: wide }[anchor], right = width - wide + left;
+    const at = clamp(x, Math.min(left, right), Math.max(left, right));
     set(node, { x: at, "text-anchor": anchor });
     return at < x;
   }
