@@ -50,6 +50,7 @@ def test_no_page_has_a_fault(visits, homes, fault):
 
 
 @at_night
+@pytest.mark.timeout(3600)  # minutes alone, a quarter of an hour beside others
 def test_axe_and_the_keyboard_find_nothing_in_any_way(browser, homes, paths, request):
     """Must catch: text too pale in one of the colours, or a target too small on a desk alone; a
     head without text in a table of a page whose elements others have, too."""

@@ -24,7 +24,8 @@ def main(ranks: int, script: str, *arguments: str):
     )
     with TemporaryDirectory() as folder:
         given = list(arguments), card, CARD_BYTES, Path(folder)
-        print(json.dumps(rehearse(Path(script), *given, ranks=ranks).as_json(), indent=1))
+        found = rehearse(Path(script), *given, ranks=ranks, seconds=600)
+        print(json.dumps(found.as_json(), indent=1))
 
 
 if __name__ == "__main__":
