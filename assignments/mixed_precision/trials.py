@@ -75,7 +75,7 @@ def words_of_kinds(parameters: list[nn.Parameter]) -> list[str]:
 
 
 def factor_of(scaler) -> float:
-    return float(scaler.factor)
+    return float(scaler.get_scale() if hasattr(scaler, "get_scale") else scaler.factor)
 
 
 def scaled_step(scaler, weight: nn.Parameter, optimizer, gradient: float):
