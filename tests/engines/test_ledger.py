@@ -8,6 +8,7 @@ from solved import Given
 from torch.profiler import ProfilerActivity, profile
 
 from coursekit.formulas import quantities
+from ranklab.measure.fake_ranks import fake_ranks
 from ranklab.measure.ledger import Counts, Ledger
 from ranklab.measure.weigh import weigh
 from shardlab.common.torch_internals import FakeTensorMode
@@ -258,6 +259,19 @@ def test_any_module_can_be_weighed():
     assert ledger.bytes.parameters == parameters
     assert ledger.bytes.gradients == parameters - model.lstm.bias_hh_l0.nbytes
     assert ledger.timeline[0].bytes.temporaries == sum(b.nbytes for b in model.buffers())
+
+
+def test_operations_inside_a_distributed_tensor():
+    """Mutation: `sharded = ()` in the ledger: an operation on a DTensor is one line, and nobody
+    counts what it gathers."""
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    with fake_ranks(2):
+        rows = distribute_tensor(torch.ones(6, 5), init_device_mesh("cpu", (2,)), [Shard(0)])
+        with Ledger(torch.nn.Identity()) as ledger:
+            rows.softmax(0)
+    lines = [(point.operation, point.bytes.temporaries) for point in ledger.timeline]
+    assert lines[1:] == [("all_gather_into_tensor", 120), ("_softmax", 240)]
 
 
 SIZES_OF_BOTH = dict(layers=2, hidden=64, heads=2, vocabulary=512, max_sequence=64)
