@@ -284,6 +284,14 @@ def test_the_books_code_loads_no_torch():
     assert not {"torch", "cloudpickle"} & set(loaded)
 
 
+@pytest.mark.slow
+def test_labs_and_make_gpu_import_no_compiler():
+    """Mutations: DTensor imported above the ledger; PyTorch's masks above the mixes of tokens: each
+    brings SymPy, and a second to the first cell of a lab and to each process of `make gpu`."""
+    loaded = loaded_by("import coursekit.lab, coursekit.recordings.record")
+    assert "torch" in loaded and "sympy" not in loaded
+
+
 # ---------------------------------------------------------------- one version, one lock
 
 
