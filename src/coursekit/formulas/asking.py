@@ -19,10 +19,10 @@ class UnknownPreset(TypeError):
     """No preset of that kind has that name."""
 
     def __init__(self, kind, name, presets):
-        close = close_names(str(name), presets)
-        super().__init__(
-            f"no {kind} is named {name!r}{close and close[:-1]}; there are {', '.join(presets)}."
-        )
+        begun = [one for one in presets if one.lower().startswith(str(name).lower())]
+        close = begun or difflib.get_close_matches(str(name), list(presets), 1)
+        meant = f"; did you mean {' or '.join(close)}" if close else ""
+        super().__init__(f"no {kind} is named {name!r}{meant}; there are {', '.join(presets)}.")
 
 
 class MissingQuantity(TypeError):

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable
 
-from coursekit.formulas.presets import WITHOUT_BF16
+from coursekit.formulas.presets import GPUS, WITHOUT_BF16
 from shardlab.common.cross_node_warning import CrossesNodes
 
 from .configurations import read_configurations
@@ -19,6 +19,11 @@ from .layout import gigabytes
 from .nearest import json_of_nearest, lines_of_nearest, nearest
 from .oom import explain_oom
 from .plan import plan
+
+OTHER_CARD = (
+    " Another card needs the same bytes: name one with as much memory, or with more and the"
+    " difference as --reserve-gb; seconds are those of the card that you name."
+)
 
 
 def _given(asked: argparse.Namespace) -> dict:
@@ -87,7 +92,7 @@ def _answer(tool: Callable, given):
             warnings.simplefilter("ignore", CrossesNodes)  # the answer says it
             return tool(given.pop("model"), **given)
     except TypeError as refused:
-        raise ValueError(refused) from None
+        raise ValueError(f"{refused}{OTHER_CARD * (given['gpu'] not in GPUS)}") from None
 
 
 def run_oom(asked: argparse.Namespace) -> int:
