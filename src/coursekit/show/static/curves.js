@@ -78,7 +78,7 @@
       text: draw(svg, "text", { class: "name" }), measured: line.measured || [],
       marks: draw(svg, "path", { class: "measured", style: "fill: " + line.colour }) }));
     const note = spec.note && draw(svg, "text", { class: "name" });
-    const point = draw(svg, "path", { class: "marker" }), words = draw(svg, "text", { class: "strong" });
+    const point = draw(svg, "path", { class: "marker" }), words = draw(svg, "text", { class: "strong of-point" });
     write(draw(svg, "text", { class: "tick", y: 12 }), spec.y.words);
     const told = compared && draw(svg, "text", { class: "tick", y: 12 + ROW });
     if (compared) point.classList.add("predicted");
@@ -234,14 +234,17 @@
           write(line.text, "");
         });
         labelEnds(now, x, y, right, width);
-        points(drop, at(px, py), tenth(px), under);
         set(point, { d: "M" + at(px, py) + (beyond ? "m" + 8 * beyond + " 0l" + -14 * beyond + " -7v14z" : ring(6.5)) });
         const text = fill(spec.words, values), half = text.length * LETTER / 2;
         const above = py - 13, lower = py + 23, places = [[px + 9 + half, above], [px + 9 + half, lower], [px - 9 - half, lower], [px - 9 - half, above]];
         places.unshift(spec.above ? [px + 10 - half, above] : places[1]); // lines rise to the right: there is room above left, below right
         const inside = places.map(place => [Math.max(left + half + 2, Math.min(right - half, place[0])), place[1]]);
-        const [middle, level] = inside.find(([middle, level]) => level < under && !crossed(now, x, y, middle - half, middle + half,
-          ...(level < py ? [level - 13, py - 6] : [py + 6, level + 4]))) || inside[0]; // no line between the words and the point
+        const free = (middle, top, bottom) => !crossed(now, x, y, middle - half, middle + half, top, bottom);
+        const farther = [1, 2, 3, 4, 5, 6, 7, 8, 9].flatMap(k => inside.slice(1).map(([middle, level]) => [middle, level + (level < py ? -k : k) * ROW / 2]));
+        const [middle, level] = inside.find(([middle, level]) => level < under
+          && free(middle, ...(level < py ? [level - 13, py - 6] : [py + 6, level + 4]))) // no line between the words and the point
+          || farther.find(([middle, level]) => level > TOP + 13 && level < under && free(middle, level - 15, level + 6)) || inside[0];
+        points(drop, tenth(px), tenth(Math.min(py, level)), tenth(px), under); // up to words that stand farther away
         set(words, { y: tenth(level) });
         label(words, text, middle, width, "middle");
         if (note) { // not where the point's words are

@@ -78,10 +78,11 @@
         });
 
         const right = shown.indexOf(highest) >= shown.length / 2; // the card is named where the peak is not
-        set(card, { d: near ? "M" + LEFT + " " + y(room) + "H" + width : "" });
         const named = format(room, "decimal bytes") + (near ? " card" : " card: far above"), from = right ? LEFT + 4 : width - 7 * named.length;
         const below = shown.filter(column => x(column) < from + 7 * named.length && x(column) + wide > from); // the name lies on none of them
-        set(cardText, { y: near ? y(Math.max(room, ...below.map(column => values[column.total]))) - 6 : 13 });
+        const high = Math.max(room, ...below.map(column => values[column.total])), lead = high > room ? "V" + y(high) : ""; // beside the columns
+        set(card, { d: !near ? "" : right ? "M" + width + " " + y(room) + "H" + LEFT + lead : "M" + LEFT + " " + y(room) + "H" + (width - 1) + lead });
+        set(cardText, { y: near ? y(high) - 6 : 13 });
         label(cardText, named, right ? LEFT + 4 : width, width, right ? "start" : "end");
         set(mark, { d: "M" + middle(highest) + " " + (y(values[highest.total]) - 1) + "l-5 -7h10z" });
         const above = y(values[highest.total]) - 13, across = near && Math.abs(above - 4 - y(room)) < 11; // the card's line
