@@ -11,7 +11,7 @@ import torch.distributed as dist
 from told import from_told, valued
 
 from bench.__main__ import main
-from coursekit.recordings import races
+from coursekit.recordings import busy_gpu, races
 from coursekit.recordings.races import (
     AGAIN,
     BUSY,
@@ -250,7 +250,7 @@ def test_a_gpu_computes_while_a_kernel_runs(monkeypatch):
     on the CPU counted; the profiler's microseconds taken for seconds; a GPU that nobody sees taken
     for an idle one."""
 
-    def event(name, start, end, device=races.DeviceType.CUDA):
+    def event(name, start, end, device=busy_gpu.DeviceType.CUDA):
         return SimpleNamespace(
             name=name, device_type=device, time_range=SimpleNamespace(start=start, end=end)
         )
@@ -262,19 +262,19 @@ def test_a_gpu_computes_while_a_kernel_runs(monkeypatch):
         event("ncclDevKernel_AllReduce", 240.0, 900.0),
         event("Memcpy HtoD", 300.0, 400.0),
         event("copy", 500.0, 550.0),
-        event("aten::add", 0.0, 1000.0, races.DeviceType.CPU),
+        event("aten::add", 0.0, 1000.0, busy_gpu.DeviceType.CPU),
     ]
 
     @contextmanager
     def profile(activities):
-        assert activities == [races.ProfilerActivity.CUDA]
+        assert activities == [busy_gpu.ProfilerActivity.CUDA]
         yield SimpleNamespace(events=lambda: events)
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(races, "profile", profile)
-    monkeypatch.setattr(races, "supported_activities", lambda: [races.ProfilerActivity.CUDA])
-    assert races.gpu_busy_seconds(list) == pytest.approx(200e-6)
+    monkeypatch.setattr(busy_gpu, "profile", profile)
+    monkeypatch.setattr(busy_gpu, "supported_activities", lambda: [busy_gpu.ProfilerActivity.CUDA])
+    assert busy_gpu.gpu_busy_seconds(list) == pytest.approx(200e-6)
     del events[:-1]
-    assert races.gpu_busy_seconds(list) is None
-    monkeypatch.setattr(races, "supported_activities", lambda: [races.ProfilerActivity.CPU])
-    assert races.gpu_busy_seconds(list) is None
+    assert busy_gpu.gpu_busy_seconds(list) is None
+    monkeypatch.setattr(busy_gpu, "supported_activities", lambda: [busy_gpu.ProfilerActivity.CPU])
+    assert busy_gpu.gpu_busy_seconds(list) is None

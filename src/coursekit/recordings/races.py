@@ -24,20 +24,18 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile, supported_activities
 
 from coursekit.machine.capabilities import memory_bytes
 from ranklab.measure.communication import CommunicationLog, Total
 from ranklab.measure.ledger import Ledger
 from ranklab.measure.links import finish
-from ranklab.measure.slim_trace import covered
 from ranklab.measure.timing import median_ratio
 from ranklab.ranks import ranks
 from ranklab.torch_internals import clear_cublas_workspaces
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 
 from .attempts import attempt
+from .busy_gpu import gpu_busy_seconds
 from .recordings import Row
 
 TURNS, WARM_UP_TURNS = 31, 3  # PyTorch arranges its buckets anew after the first step
@@ -45,8 +43,6 @@ FEWEST_TURNS, GPU_SECONDS = 5, 20.0  # of the turns on a GPU, whose times vary b
 MOST_LEFT = 16 << 20  # bytes on a GPU before a way is weighed: 0.2% of GPT-2's peak
 EMPTIES_PINNED = hasattr(torch.accelerator, "empty_host_cache")  # torch 2.10
 AGAIN = ", again"  # after the name of a work: the same work a second time in each turn
-# copies compute nothing, and NCCL's kernels spin while they wait for other ranks
-IDLE_KERNELS = ("nccl", "Memcpy", "Memset")
 BUSY = ", busy"  # after the name of a work: its seconds of computing on the GPU, in one more turn
 
 
@@ -249,23 +245,6 @@ def in_turns(
         busy = {name + BUSY: gpu_busy_seconds(work) for name, work in alone.items()}
         times |= {name: [seconds] for name, seconds in busy.items() if seconds is not None}
     return times
-
-
-def gpu_busy_seconds(work: Callable[[], object]) -> float | None:
-    """Seconds of one call of `work` in which a kernel computed on the GPU. The rest of the call's
-    time the GPU waited: for the host to launch kernels, for copies or for other ranks. None where
-    PyTorch's profiler sees no kernel."""
-    if ProfilerActivity.CUDA not in supported_activities():
-        return None
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        work()
-        torch.cuda.synchronize()
-    microseconds = covered(
-        (event.time_range.start, event.time_range.end)
-        for event in seen.events()
-        if event.device_type == DeviceType.CUDA and not event.name.startswith(IDLE_KERNELS)
-    )
-    return microseconds / 1e6 or None
 
 
 def slowest(seconds: float) -> float:

@@ -15,13 +15,8 @@ from coursekit.formulas import model_flops_utilisation_with_scores
 from coursekit.machine.capabilities import memory_bytes, preset_of
 from coursekit.machine.units import check_precision
 from coursekit.recordings.attempts import attempt
-from coursekit.recordings.races import (
-    GPU_TASK,
-    LARGE_TASK,
-    LARGE_TASK_BYTES,
-    TrainingTask,
-    gpu_busy_seconds,
-)
+from coursekit.recordings.busy_gpu import gpu_busy_seconds
+from coursekit.recordings.races import GPU_TASK, LARGE_TASK, LARGE_TASK_BYTES, TrainingTask
 from coursekit.recordings.recordings import Row
 from coursekit.topics.hardware.fast_gpt import (
     chunked_loss,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from coursekit.formulas import evaluate
 from coursekit.machine.units import UNITS_SINCE, CannotCompute, check_precision, has_units
-from coursekit.recordings import races
+from coursekit.recordings import busy_gpu, races
 from coursekit.recordings.attempts import attempt
 from coursekit.recordings.races import TASKS, TINY, TURNS, Bench, Result, Run, gpu_task
 from coursekit.recordings.recordings import Row
@@ -121,7 +121,7 @@ def policy_rows(
     losses[policy.name] = loss
     seconds = median_seconds(training.step, device)
     yield Row("mixed_precision.step", seconds, "seconds", case)
-    if device.type == "cuda" and (busy := races.gpu_busy_seconds(training.step)) is not None:
+    if device.type == "cuda" and (busy := busy_gpu.gpu_busy_seconds(training.step)) is not None:
         yield Row("mixed_precision.gpu_busy", busy / seconds, "ratio", case)
     if FP32.name in losses:
         yield Row("mixed_precision.loss_ratio", loss / losses[FP32.name], "ratio", case)
