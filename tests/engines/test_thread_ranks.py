@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from operators import Operators
 from told import cells, from_told
 
 from coursekit.exercises import thread_ranks as thread_ranks
@@ -44,6 +45,24 @@ def test_messages_arrive_in_order_and_are_copies():
         (1, 3),
         (2, 3),
     ]
+
+
+def test_modes_of_ranks_that_overlap_are_left():
+    """Must catch: a mode of rank 0 that ends between the beginning and the end of one of rank 1,
+    after which torch 2.8 takes this process for one within a mode, and compiles nothing."""
+
+    def work(dist):
+        rank, x, mode = dist.get_rank(), torch.empty(1), Operators()
+        for step in (mode.__enter__, lambda: mode.__exit__(None, None, None)):  # rank 0 comes first
+            if rank:
+                dist.recv(x, 0)
+            step()
+            dist.isend(x, 1 - rank)
+            if not rank:
+                dist.recv(x, 1)
+
+    on_threads(2, work)
+    assert not torch.utils._python_dispatch.is_in_torch_dispatch_mode()
 
 
 def test_a_reduction_is_by_number():

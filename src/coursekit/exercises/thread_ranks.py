@@ -26,6 +26,7 @@ from coursekit.exercises.checker import Failure, is_blank
 from coursekit.exercises.numbers import ranks_in_words
 from coursekit.exercises.patience import RunsOn, stop
 from coursekit.exercises.properties import OfRanks
+from ranklab.torch_internals import settings_of_contexts
 
 WORK_SECONDS = 10.0  # for work that neither ends nor waits
 STOPPED_SECONDS = 1.0  # for a rank to end when it is told to
@@ -237,10 +238,6 @@ class Later:
     def __init__(self, rest: Callable[[], object]):
         self.rest = rest
 
-    @property
-    def is_done(self) -> bool:
-        return self.rest is None
-
     def wait(self):
         if self.rest is not None:
             rest, self.rest = self.rest, None
@@ -270,7 +267,7 @@ def value_of_ranks(n: int, work: Callable[[ThreadRank], Any]) -> Any:
 
 def _followed(n: int, work: Callable[[ThreadRank], Any], seconds: float = WORK_SECONDS) -> Sheet:
     """The sheet when all ranks have ended."""
-    sheet = Sheet(n)
+    sheet, restore = Sheet(n), settings_of_contexts()  # dispatch modes of two threads may overlap
 
     def life(rank):
         error = None
@@ -302,4 +299,5 @@ def _followed(n: int, work: Callable[[ThreadRank], Any], seconds: float = WORK_S
                 stop(thread)
         for thread in threads:
             thread.join(STOPPED_SECONDS)
+        restore()
     return sheet

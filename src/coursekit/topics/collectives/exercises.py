@@ -184,7 +184,7 @@ def _passed_on(solution, n, size, longer):
             )
         left = (rank - 1) % n
         wanted = _numbers(left, size + longer * left).tolist()
-        waited = arrived.tolist() != wanted or all(sent.is_done for sent in dist.isends)
+        waited = arrived.tolist() != wanted or not any(sent.rest for sent in dist.isends)
         return Passed(arrived.tolist(), room.eq(7).all().item(), waited)
 
     found = value_of_ranks(n, work)
