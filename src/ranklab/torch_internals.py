@@ -194,12 +194,12 @@ def fake_store():
     it, there is no rank 0 of 1,024 on a laptop."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    if not TAKES_FAKE:  # PyTorch's kernels for fake tensors are in a module of their own
-        import torch.distributed._tools.fake_collectives  # noqa: F401
     return FakeStore()
 
 
 TAKES_FAKE = torch._C._dispatch_has_kernel_for_dispatch_key("c10d::_allgather_base_", "Meta")
+if not TAKES_FAKE:  # torch 2.8 has its kernels for fake tensors in a module of their own
+    import torch.distributed._tools.fake_collectives  # noqa: F401
 
 
 def process_groups() -> list[dist.ProcessGroup]:
