@@ -199,7 +199,7 @@ def fake_store():
 
 TAKES_FAKE = torch._C._dispatch_has_kernel_for_dispatch_key("c10d::_allgather_base_", "Meta")
 if not TAKES_FAKE:  # torch 2.8 has its kernels for fake tensors in a module of their own
-    import torch.distributed._tools.fake_collectives  # noqa: F401
+    import torch.distributed._tools.fake_collectives
 
 
 def process_groups() -> list[dist.ProcessGroup]:
