@@ -14,6 +14,7 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
+from itertools import repeat
 from pathlib import Path
 from types import CodeType, SimpleNamespace
 
@@ -170,6 +171,13 @@ def test_a_message_in_pieces(ends):
     assert received == [(9, b"z" * 10**7)]
     theirs.close()
     assert end.read() == [] and end.closed
+
+
+def test_messages_without_end(ends):
+    """Must catch: a rank that is read as long as it sends: memory fills, and no stop is heard."""
+    end, _ = ends
+    end.arriving = repeat((7, "more"), 10**6)
+    assert len(end.read()) < 1000 and not end.closed
 
 
 class Touches:

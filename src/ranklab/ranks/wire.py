@@ -17,6 +17,7 @@ from contextlib import suppress
 from .messages import AnswerReader
 
 HEADER = struct.Struct("!QQ")  # number of the work, bytes that follow
+AT_ONCE = 100  # messages that are read before other ranks have their turn
 
 
 def packed(number: int, message) -> bytes:
@@ -93,11 +94,11 @@ class ParentsEnd:
             self.waiting.clear()
 
     def read(self) -> list[tuple[int, object]]:
-        """The messages that have arrived completely. Of one that is under way it takes what is
-        there, once: other ranks have their turn."""
+        """Messages that have arrived completely, some of them where a rank sends without end. Of
+        one that is under way it takes what is there, once: other ranks have their turn."""
         messages = []
         try:
-            while message := next(self.arriving):
+            while len(messages) < AT_ONCE and (message := next(self.arriving)):
                 messages.append(message)
         except Exception:  # the end, or bytes that a rank has made up: nothing more is read from it
             self.closed = True
