@@ -2,6 +2,7 @@
 one sentence instead of a traceback."""
 
 import sys
+from itertools import accumulate
 
 
 class ShownAlone(Exception):
@@ -12,7 +13,7 @@ class ShownAlone(Exception):
 
 
 SET_UP = "predictions"  # a name that the set-up cell of every lab makes
-# Python forgets a package whose import was interrupted, and keeps its parts: no later import works
+# what it registers it cannot register again
 IMPORTED_ONCE = ("torch", "numpy")
 
 
@@ -34,15 +35,25 @@ def _explain(shell, kind, error, trace, tb_offset=None):
 
 
 def _half_imported() -> str:
-    for name in IMPORTED_ONCE:
-        parts = any(part.startswith(f"{name}.") for part in sys.modules)
-        if parts and sys.modules.get(name) is None:
-            sys.modules[name] = None  # a second import may hang, and hears no stop button
+    """Drops what an interrupted import has left, so that it can be repeated: Python keeps the parts
+    of a package that it forgets, and the package made anew has none of them as its attributes."""
+    for part in [part for part in sys.modules if _cut_off(part)]:
+        package = part.partition(".")[0]
+        if package in IMPORTED_ONCE:
+            sys.modules.setdefault(package, None)  # a second import may hang, and hears no stop
             return (
-                f"the import of {name} was interrupted, and cannot be repeated: restart the kernel,"
-                " and run the lab from its first cell."
+                f"the import of {package} was interrupted, and cannot be repeated: restart the"
+                " kernel, and run the lab from its first cell."
             )
+        del sys.modules[part]
     return ""
+
+
+def _cut_off(part: str) -> bool:
+    """Whether Python has imported it and has no package around it any more."""
+    packages = accumulate(part.split(".")[:-1], "{}.{}".format)
+    imported = getattr(sys.modules[part], "__spec__", None)
+    return bool(imported) and any(sys.modules.get(package) is None for package in packages)
 
 
 def _not_there_yet(shell, kind, error, trace) -> str:
