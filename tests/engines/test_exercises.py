@@ -28,7 +28,7 @@ from coursekit.exercises.decisions import decisions_of
 from coursekit.exercises.going_on import gives_numbers, must_be_right
 from coursekit.exercises.numbers import plain_numbers
 from coursekit.exercises.predictions import NotYet
-from coursekit.machine.apart import apart
+from coursekit.machine.apart import PRINTED_CHARACTERS, Beginning, apart
 from coursekit.topics.hardware.exercises import Queue, rate_above_the_roof
 from coursekit.topics.where_the_memory_goes.exercises import memory_that_grows
 from coursekit.topics.why_one_gpu.exercises import bytes_behind_tensors
@@ -329,6 +329,14 @@ def test_what_a_check_prints_is_shown(capsys):
     """Must catch: prints of the reader's function that stay in the other process."""
     assert check(TWICE, lambda a: print("here") or 2 * a)
     assert capsys.readouterr().out == "here\n" * 2
+
+
+def test_what_is_printed_without_end_takes_no_memory():
+    """Must catch: all of it kept until the limit, gigabytes in half a minute."""
+    kept = Beginning()
+    for text in ("here\n", *["x" * 10**5] * 3):
+        print(text, end="", file=kept)
+    assert kept.getvalue().rstrip("x") == "here\n" and kept.tell() == PRINTED_CHARACTERS
 
 
 def test_a_queue_hands_over_and_waits():

@@ -17,7 +17,7 @@ from multiprocessing.connection import wait
 import cloudpickle
 
 from ranklab.ranks.messages import dumps
-from ranklab.ranks.server import end, start_fork_server, start_method, without_main
+from ranklab.ranks.server import end, start_fork_server, without_main
 
 PRINTED_CHARACTERS = 20_000  # of the work's output
 ARRIVAL_SECONDS = 300.0  # for the fork server to import torch, and the work to arrive
@@ -32,12 +32,19 @@ class Ended(RuntimeError):
     """The process ended before the work did."""
 
 
+class Beginning(io.StringIO):
+    """Keeps the first characters alone: work may print without end."""
+
+    def write(self, text: str) -> int:
+        return super().write(text[: PRINTED_CHARACTERS - self.tell()])
+
+
 def apart(work: Callable, *args, seconds: float):
     """The result of work(*args), whose output is printed here. Raises TimeoutError after so many
     seconds of work, Ended, CannotGoApart. The process is gone in any case."""
+    if sys.platform != "linux":  # elsewhere a process costs seconds
+        raise CannotGoApart("only a fork server starts a process in no time.")
     try:
-        if start_method() != "forkserver":  # elsewhere a process costs seconds
-            raise CannotGoApart("only a fork server starts a process in no time.")
         travelling = dumps((work, args))
         start_fork_server()
         here, there = multiprocessing.Pipe()
@@ -46,8 +53,6 @@ def apart(work: Callable, *args, seconds: float):
         with without_main():
             process.start()
         there.close()
-    except CannotGoApart:
-        raise
     except Exception as error:  # anything that a pickler can meet in a reader's code
         raise CannotGoApart(str(error)) from error
     try:
@@ -64,8 +69,7 @@ def apart(work: Callable, *args, seconds: float):
         end(process)  # with all processes that it has started
         process.join()
         here.close()
-    if printed:
-        print(printed, end="")
+    print(printed, end="")
     if isinstance(result, CannotGoApart):
         raise result
     return result
@@ -80,7 +84,7 @@ def _live(connection, travelling: bytes):
     ctypes.CDLL(None).prctl(
         PR_SET_PDEATHSIG, signal.SIGKILL
     )  # this process ends with the fork server
-    printed, work = io.StringIO(), None
+    printed, work = Beginning(), None
     try:
         work, args = cloudpickle.loads(travelling)
     except Exception as error:
@@ -89,6 +93,6 @@ def _live(connection, travelling: bytes):
     if work is not None:
         with contextlib.redirect_stdout(printed):
             result = work(*args)
-    connection.send_bytes(dumps((printed.getvalue()[:PRINTED_CHARACTERS], result)))
+    connection.send_bytes(dumps((printed.getvalue(), result)))
     sys.stderr.flush()
     os._exit(0)  # running threads do not keep the process alive
