@@ -248,6 +248,8 @@ def layout_problems(notebook, cells):
         yield "it has no explorer"
     if not calls(cells[-1], "summary"):
         yield "its last cell does not show predictions.summary"
+    if any(calls(cell, "ranks_on") for cell in cells) and not calls(cells[-1], "close"):
+        yield "its last cell does not close its ranks"
 
 
 def _says_what_is_there(cell) -> bool:
@@ -650,7 +652,7 @@ def test_a_core_cell_that_needs_more():
     """Must catch: what a cell of more gives, asked for on the short path; a rule that always
     complains; a table without rows."""
     lab = lab_with_paths()
-    assert list(path_problems(lab, code_cells(lab))) == [] and len(BREACHES) == 56
+    assert list(path_problems(lab, code_cells(lab))) == [] and len(BREACHES) == 57
     tag_too(5, "more")(lab), untag(5, "core")(lab)
     (problem,) = path_problems(lab, code_cells(lab))
     assert "is core and uses kept, which only a cell of more gives it" in problem
