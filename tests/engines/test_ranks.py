@@ -17,9 +17,11 @@ from forked_script import forked
 from notebook_kernel import gone
 
 from ranklab.ranks import RankDied, RankRaised, RanksInterrupted, ranks, server
+from ranklab.ranks import world as parent
 from ranklab.ranks.devices import CannotBeHad, choose_device
 from ranklab.ranks.server import start
 from ranklab.ranks.stopping import abort_groups
+from ranklab.ranks.wire import packed
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +83,24 @@ def test_an_interrupt_while_ranks_are_started(monkeypatch):
     for process in started:
         with pytest.raises(ValueError, match="process object is closed"):
             process.is_alive()
+
+
+def test_an_interrupt_while_ranks_are_closed(monkeypatch):
+    """Must catch: ranks of which some were told to quit, and that the next run takes for living
+    ones: "Rank 0 died"."""
+    world, told = ranks(2, announce=False), []
+
+    def interrupted(*given):
+        if told:
+            raise KeyboardInterrupt
+        told.append(given)
+        return packed(*given)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(parent, "packed", interrupted)
+        world.close()
+    assert world.run(int) == [0, 0]
+    world.close()
 
 
 def test_what_is_printed_is_labelled_and_in_rank_order(three, capfd):

@@ -165,8 +165,8 @@ class World:
                     member.out.drain()  # or the rank waits to print its last output
                     member.err.drain()
                     member.process.join(0.01)
-            self._kill()
         finally:
+            self._kill()
             if mine:
                 self.lock.release()
         atexit.unregister(self.at_exit)
