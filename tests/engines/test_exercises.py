@@ -33,6 +33,7 @@ from coursekit.topics.hardware.exercises import Queue, rate_above_the_roof
 from coursekit.topics.where_the_memory_goes.exercises import memory_that_grows
 from coursekit.topics.why_one_gpu.exercises import bytes_behind_tensors
 from coursekit.topics.zero.exercises import bounds_of_a_shard
+from ranklab.ranks.output import Progress
 
 
 def all_exercises():
@@ -270,10 +271,13 @@ class LongOnItsWay:
 
 
 @pytest.mark.slow
-def test_the_limit_of_a_process_apart_begins_with_the_work():
+def test_the_limit_of_a_process_apart_begins_with_the_work(monkeypatch):
     """Must catch: the way there counted, so that a machine that imports torch for half a minute
-    gets no verdict."""
+    gets no verdict; a first check that says nothing for so long; a line that stays."""
+    said = []
+    monkeypatch.setattr(Progress, "draw", lambda _, text: said.append(text))
     assert apart(repr, LongOnItsWay(), seconds=2) == "None"
+    assert said == ["PyTorch is imported once more, for all checks", ""]
 
 
 class Silent(Exception):

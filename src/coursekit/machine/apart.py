@@ -17,9 +17,11 @@ from multiprocessing.connection import wait
 import cloudpickle
 
 from ranklab.ranks.messages import dumps
+from ranklab.ranks.output import Progress
 from ranklab.ranks.server import end, start_fork_server, without_main
 
 PRINTED_CHARACTERS = 20_000  # of the work's output
+SILENT_SECONDS = 1.0  # the fork server imports torch in the first check
 ARRIVAL_SECONDS = 300.0  # for the fork server to import torch, and the work to arrive
 PR_SET_PDEATHSIG = 1
 
@@ -57,6 +59,11 @@ def apart(work: Callable, *args, seconds: float):
         raise CannotGoApart(str(error)) from error
     try:
         try:
+            if not wait([here, process.sentinel], SILENT_SECONDS):
+                progress = Progress([])
+                progress.draw("PyTorch is imported once more, for all checks")
+                wait([here, process.sentinel], ARRIVAL_SECONDS)
+                progress.draw("")
             for limit in (ARRIVAL_SECONDS, seconds):
                 if not wait([here, process.sentinel], limit):
                     raise TimeoutError(f"it had not ended after {limit:g} s.")

@@ -116,11 +116,11 @@ class Progress:
             for rank, one in enumerate(self.printed)
             if (line := one.last_line())
         ]
-        self._draw(
+        self.draw(
             " | ".join([f"{seconds:.0f} s", *(said or [f"{len(self.printed)} ranks are at work"])])
         )
 
-    def _draw(self, text: str):
+    def draw(self, text: str):
         if (
             "IPython" in sys.modules
             and (shell := sys.modules["IPython"].get_ipython()) is not None
@@ -142,7 +142,7 @@ class Progress:
 
     def end(self):
         if self.drawn_at >= LONG_SECONDS:
-            self._draw("")
+            self.draw("")
 
 
 # --- at the rank's end ----------------------------------------------------------------------------
