@@ -86,8 +86,7 @@ def test_an_interrupt_while_ranks_are_started(monkeypatch):
 
 
 def test_an_interrupt_while_ranks_are_closed(monkeypatch):
-    """Must catch: ranks of which some were told to quit, and that the next run takes for living
-    ones: "Rank 0 died"."""
+    """Must catch: a rank that was told to quit, and that the next run takes for a living one."""
     world, told = ranks(2, announce=False), []
 
     def interrupted(*given):
