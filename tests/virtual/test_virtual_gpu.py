@@ -21,7 +21,7 @@ from torch import nn
 
 from coursekit.lab.virtual import recorded_gpu
 from ranklab.virtual import GPU, Links, NoContents, UnknownSpeed, VirtualGPU, VirtualGPUs
-from ranklab.virtual.operators import cost
+from ranklab.virtual.operators import NOTES, cost
 from shardlab.common.collective_wire import all_gather_single
 
 LAUNCH = 5_000  # nanoseconds
@@ -177,7 +177,8 @@ def test_contents_that_nobody_has_are_refused(ask, name):
 
 
 def test_copies_of_fully_shard_are_read_and_written():
-    """Its operators return nothing. Must catch: what they write left out."""
+    """Its operators return nothing. Must catch: what they write left out; a kernel of an operator
+    that notes a stream."""
     importlib.import_module("torch.distributed.fsdp")  # registers them
     whole, parts = torch.ones(4, 10), [torch.ones(4, 8), torch.ones(4, 2)]
     named = dict(out=parts, dim=1)
@@ -185,6 +186,8 @@ def test_copies_of_fully_shard_are_read_and_written():
     assert cost(split, (whole, [8, 2]), named, None).nbytes == 2 * 160
     named = dict(out=whole)
     assert cost(torch.ops.fsdp.chunk_cat.default, (parts, 0, 4), named, None).nbytes == 2 * 160
+    if note := getattr(torch.ops.fsdp, NOTES, None):  # from PyTorch 2.15 on
+        assert cost(note.default, (whole, 0, 0, 1), {}, None) is None
 
 
 def test_products_in_fp32_have_the_rate_that_pytorch_is_told():

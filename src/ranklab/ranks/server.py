@@ -61,7 +61,8 @@ def serve(place: RankPlace):
     try:
         from .worker import Rank  # here, so that the parent does not import torch
     except ImportError as error:
-        if "failed to map segment" in str(error):
+        # PyTorch 2.15 says the second, as the import of the server had said the first
+        if any(said in str(error) for said in ("failed to map segment", "initialized once")):
             sys.exit(NO_MEMORY)
         raise
 

@@ -66,6 +66,7 @@ def cuda_functions(gpu: RehearsedGPU, card_bytes: int, ranks: int, rank: int, pe
         def __init__(self, device=None, priority=0, name="", **_):
             super().__init__(streams, name)
             self.device, self.device_index, self.priority = torch.device("cuda", 0), 0, priority
+            self.device_type = 1  # CUDA, as PyTorch counts them; fully_shard of 2.15 asks
             self.cuda_stream = self.stream_id = 0 if name else streams.made
             self.before = []
 

@@ -33,7 +33,8 @@ WITHOUT_KERNEL = operators(
     "empty empty_like empty_strided new_empty new_empty_strided resize_ set_ detach alias"
     " lift_fresh is_pinned _reshape_alias _unsafe_view promote_types record_stream"
 )
-LIBRARIES = "aten", "fsdp"  # fully_shard has operators of its own, which copy
+LIBRARIES = "aten", "fsdp"  # fully_shard has operators of its own, which copy, and one that notes
+NOTES = "record_grad_output_stream"
 READ_VALUES = operators("_local_scalar_dense equal allclose is_nonzero")
 WRITE_ONLY = operators(" ".join(ONLY_WRITTEN) + " _foreach_copy_ _foreach_zero_")
 # of their first tensor they take the shape or the dtype
@@ -63,7 +64,8 @@ class Cost(NamedTuple):
 def cost(function, args: tuple, named: dict, result) -> Cost | None:
     """The cost of a call that has returned; None if nothing is launched."""
     packet = function.overloadpacket
-    if function.namespace not in LIBRARIES or packet in WITHOUT_KERNEL or function.is_view:
+    nothing_runs = packet in WITHOUT_KERNEL or packet.__name__ == NOTES or function.is_view
+    if function.namespace not in LIBRARIES or nothing_runs:
         return None
     given = named_arguments(function, args, named)
     if packet.__name__ == "all_gather_copy_in":
