@@ -34,7 +34,8 @@ class Kernel:
     def run(self, cell: str, interrupt_when=None) -> Shown:
         """Run a cell. `interrupt_when()` is asked now and then; when it is true, the stop button is
         pressed, once."""
-        asked = self.client.execute(cell)
+        # after an error, a busy kernel is idle before it takes cells again, and drops the next one
+        asked = self.client.execute(cell, stop_on_error=False)
         out, err, error, name = "", "", "", ""
         deadline = time.monotonic() + CELL_SECONDS
         while time.monotonic() < deadline:
