@@ -25,7 +25,7 @@ training_seconds_from_rate = topic.exercise(
     hint="Operations over operations a second are seconds. How many operations are forward and"
     " backward together, for one parameter and one token?",
     unit="seconds",
-    right="2 operations forward and 4 backward for per parameter per token, over the rate.",
+    right="2 operations forward and 4 backward per parameter per token, over the rate.",
 )
 
 
