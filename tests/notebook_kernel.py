@@ -8,6 +8,7 @@ from queue import Empty
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+import psutil
 from jupyter_client.manager import KernelManager
 
 CELL_SECONDS = 900  # against a cell that hangs: a busy machine has taken more than a third of it
@@ -89,7 +90,6 @@ def notebook(first_cell="%load_ext ranklab.ranks"):
 
 def gone(pids, seconds=180) -> bool:
     """Have all these processes ended, soon at least?"""
-    import psutil
 
     def alive(pid):
         try:
@@ -110,6 +110,4 @@ def gone(pids, seconds=180) -> bool:
 
 
 def descendants(pid) -> list[int]:
-    import psutil
-
     return [child.pid for child in psutil.Process(pid).children(recursive=True)]

@@ -406,12 +406,11 @@ def test_a_large_lab_is_seen():
     assert "are the limit" in problem
 
 
-LONG_WORK = """from IPython.display import display_html
-from ranklab.ranks.output import LONG_SECONDS, Progress
+LONG_WORK = """from ranklab.ranks.output import LONG_SECONDS, Progress
 progress = Progress([])
 progress(LONG_SECONDS)
 progress.end()
-display_html("<script>window.PlotlyConfig = {}</script>", raw=True)"""
+get_ipython().display_pub.publish({"text/html": "window.PlotlyConfig = {}"})"""
 
 
 @pytest.mark.labs
