@@ -1,5 +1,5 @@
 """Rows of the two tables of published runs in tests/, the layout of each, and three runs of which
-pages show the seconds of a step in parts. Not in the wheel: the tables are the repository's."""
+pages show the seconds of a step in parts. The wheel has the tables among its data."""
 
 import csv
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from coursekit.formulas.registry import BOOK
 from coursekit.planner.layout import RankLayout, model_sizes
 from coursekit.planner.speeds import PUBLISHED_SECONDS, SPEEDS, parts_of, step_values
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOTS = (Path(__file__).resolve().parents[3], Path(__file__).resolve().parents[1] / "data")
 _NAMES = ("gpu", "kernels", "recipe")
 _NUMBERS = ("gpus", "sequence", "microbatch", "accumulation_steps", "zero_stage")
 _NUMBERS += ("tensor_parallel", "sequence_parallel", "pipeline_parallel", "stages_per_rank")
@@ -19,7 +19,7 @@ _NUMBERS += ("recompute_policy", "context_parallel", "expert_parallel")
 
 @cache
 def published_rows(path):
-    with (ROOT / path).open(encoding="utf-8") as table:
+    with next(at / path for at in ROOTS if (at / path).exists()).open(encoding="utf-8") as table:
         return list(csv.DictReader(table))
 
 
