@@ -22,7 +22,7 @@ PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 # Python compiles what is imported when it is imported; pip would compile all, which takes longer than to install it.
 INSTALL = $(PIP) install --no-compile $(PIP_ARGS) --constraint constraints.txt
 BOOK := build/html/index.html
-SHARDLAB := $(shell find src/shardlab src/ranklab src/coursekit workshop/room assignments -type f ! -name '*.pyc') $(wildcard measured/*.json)
+SHARDLAB := $(shell find src/shardlab src/ranklab src/coursekit workshop/room assignments -type f ! -name '*.pyc') $(wildcard measured/*.json tests/*/published_*.csv)
 
 # Bytecode is kept, whatever the environment says: tests, labs and ranks are many processes, and each would compile the
 # package again.

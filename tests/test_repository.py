@@ -1,11 +1,13 @@
 """Promises of the layout that a program can check: who imports whom, one version, one lock,
 commands that exist."""
 
+import os
 import re
 import sys
 from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import requires, version
 from pathlib import Path
+from shutil import unpack_archive
 
 import pytest
 import sources
@@ -290,6 +292,25 @@ def test_labs_and_make_gpu_import_no_compiler():
     brings SymPy, and a second to the first cell of a lab and to each process of `make gpu`."""
     loaded = loaded_by("import coursekit.lab, coursekit.recordings.record")
     assert "torch" in loaded and "sympy" not in loaded
+
+
+EVERY_TOPIC = """
+import coursekit.topics, importlib, pkgutil
+for module in pkgutil.walk_packages(coursekit.topics.__path__, "coursekit.topics."):
+    importlib.import_module(module.name)
+print(coursekit.topics.__file__)
+"""
+
+
+@pytest.mark.slow
+def test_topics_need_nothing_beside_the_wheel(tmp_path):
+    """`make test` builds the wheel first. Must catch: a table of the repository that setup.py
+    leaves out, without which lab 20 began with an error."""
+    (wheel,) = (ROOT / "build" / "wheel").glob("*.whl")
+    unpack_archive(wheel, tmp_path, "zip")
+    alone = dict(os.environ, PYTHONPATH=str(tmp_path))
+    done = ran(sys.executable, "-c", EVERY_TOPIC, cwd=tmp_path, env=alone)
+    assert done.stdout.startswith(str(tmp_path)), done.stderr
 
 
 # ---------------------------------------------------------------- one version, one lock

@@ -20,10 +20,7 @@ from .nearest import json_of_nearest, lines_of_nearest, nearest
 from .oom import explain_oom
 from .plan import plan
 
-OTHER_CARD = (
-    " Another card needs the same bytes: name one with as much memory, or with more and the"
-    " difference as --reserve-gb; seconds are those of the card that you name."
-)
+OTHER_CARD = " For another card name one with as much memory: bytes are the same, seconds are not."
 
 
 def _given(asked: argparse.Namespace) -> dict:
