@@ -8,6 +8,7 @@ objects are frozen out of collection.
 A notebook's stop reaches the server too, which would end during its imports and begin them again.
 """
 
+import atexit
 import gc
 import signal
 
@@ -19,10 +20,10 @@ import torch.utils.serialization  # noqa: E402  # torch.load imports it when it 
 
 from . import worker  # noqa: E402, F401
 
-# The first optimizer of a process imports the compiler, also where nothing is compiled. On ranks
-# that takes seconds, and each of them its own: here it is imported for all.
+# The first optimizer of a process imports the compiler: here for all ranks, which takes seconds
 torch.compiler.disable()
 
 gc.freeze()
+atexit.register(gc.unfreeze)  # Triton reports as leaked what Python did not collect at its end
 gc.enable()
 signal.signal(signal.SIGINT, _before)
