@@ -167,7 +167,7 @@ def test_operations_beside_the_race():
     def operations_of(name):
         with FlopCounterMode(display=False) as counter:
             training(WAYS[name], task, "cpu").step()
-        counted = counter.get_flop_counts()["Global"].items()  # from PyTorch 2.15 on also attention
+        counted = counter.get_flop_counts()["Global"].items()  # in PyTorch 2.15 also attention
         return sum(n for operator, n in counted if "attention" not in str(operator))
 
     config = GPTConfig(**task.sizes)

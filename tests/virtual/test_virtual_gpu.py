@@ -186,7 +186,7 @@ def test_copies_of_fully_shard_are_read_and_written():
     assert cost(split, (whole, [8, 2]), named, None).nbytes == 2 * 160
     named = dict(out=whole)
     assert cost(torch.ops.fsdp.chunk_cat.default, (parts, 0, 4), named, None).nbytes == 2 * 160
-    if note := getattr(torch.ops.fsdp, NOTES, None):  # from PyTorch 2.15 on
+    if note := getattr(torch.ops.fsdp, NOTES, None):  # PyTorch 2.15
         assert cost(note.default, (whole, 0, 0, 1), {}, None) is None
 
 

@@ -72,7 +72,7 @@ def test_a_peer_runs_in_virtual_time_as_on_its_gpus(family):
     assert theirs.exposed_seconds + theirs.idle_seconds("other stream") > 0
     assert theirs.host_waits == 0
     if family == "fully_shard":
-        mixed = hasattr(torch.ops.fsdp, "chunk_cat_mixed_dtype")  # from PyTorch 2.15 on
+        mixed = hasattr(torch.ops.fsdp, "chunk_cat_mixed_dtype")  # PyTorch 2.15
         copies = {"all_gather_copy_in", "split_with_sizes_copy"}
         copies.add("chunk_cat_mixed_dtype" if mixed else "chunk_cat")
         assert copies <= {span.name for span in theirs.spans}
