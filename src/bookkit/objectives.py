@@ -78,7 +78,7 @@ class ObjectivesDirective(SphinxDirective):
 def _time(env, docname, box, count):
     """The sentence about time, and what the author wrote about hardware."""
     said = nodes.paragraph("", "", classes=["objectives-time"])
-    said += [nodes.strong("", f"{minutes(count)} minutes"), nodes.Text(" to read")]
+    said += [nodes.strong("", f"{minutes(count)} minutes"), nodes.Text(" to read without folds")]
     if box["lab"]:
         link = link_to("the lab", f"/{env.metadata[docname]['lab']}", docname)
         said += [nodes.Text(", "), nodes.strong("", str(box["lab"])), nodes.Text(" for "), link]

@@ -29,7 +29,7 @@ def draw_bars(name, title, moves):
         top = _rows(drawing, held, card, top + 22)
         top = _key(drawing, held, top) + 12
         kinds = ", ".join(f"{kind} {said(nbytes)}" for kind, nbytes in _seen(held))
-        sentences.append(f"{label}: {total} of {said(held.room_bytes)}, made of {kinds}")
+        sentences.append(f"{label}: {total}, a line at {said(held.room_bytes)}, made of {kinds}")
     return drawing.svg(
         top - 8,
         f"A bar of the fullest rank for each layout, wrapped into rows of one card of"
