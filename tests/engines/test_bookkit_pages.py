@@ -69,8 +69,8 @@ def test_the_opening(tmp_path):
     opening = re.search(r'<div class="opening.*?(?=<section)', page, re.DOTALL)[0]
     words = " ".join(re.sub(r"<[^>]+>", " ", opening).split())
     assert words == (
-        "After this chapter you can add. 10 minutes to read without folds, 60 for the lab . It runs anywhere."
-        " A question."
+        "After this chapter you can add. 10 minutes to read without folds, 60 for the lab ."
+        " It runs anywhere. A question."
     )
     assert 'href="lab.html"' in opening
 

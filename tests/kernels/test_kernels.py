@@ -113,7 +113,8 @@ def distance(found, right, dtype) -> float:
     error = found.detach().double() - right.detach()
     if dtype is torch.bfloat16:
         return (error.norm() / right.norm().clamp(min=2)).item()
-    return (error.abs().max() / right.abs().max().clamp(min=1e-2)).item()
+    # a gradient of 0 is a difference of terms of size 1, as exact as these
+    return (error.abs().max() / right.abs().max().clamp(min=0.1)).item()
 
 
 def test_kernels_compute_more_than_they_store():

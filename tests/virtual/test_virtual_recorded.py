@@ -18,12 +18,7 @@ from bookkit.recorded import _virtual_races
 from bookkit.traces import stored, stored_names, with_error
 from coursekit.lab.nccl import NCCLLinks
 from coursekit.lab.virtual import gpt_in_bf16, recorded_gpu
-from coursekit.recordings.virtual_errors import (
-    AS_IT_IS,
-    OF_ONE_GPU,
-    VIRTUAL_ERRORS,
-    errors_of_class,
-)
+from coursekit.recordings.virtual_errors import OF_ONE_GPU, VIRTUAL_ERRORS, errors_of_class
 from coursekit.topics.collectives import published
 from ranklab.measure.ledger import Ledger
 from ranklab.virtual import Links, OutOfMemory, VirtualGPU, VirtualGPUs
@@ -207,16 +202,13 @@ def test_the_page_says_how_near_it_is():
     for row in RECORDED.find("virtual.published", fitted=False):
         of_classes.setdefault(row.case["speed"], []).append(row)
     for row in RECORDED.find("virtual.unfitted"):
-        of_classes.setdefault(row.case["speed"] + AS_IT_IS, []).append(row)
+        of_classes.setdefault(row.case["speed"] + ", as it is", []).append(row)
     ratios = {name: [round(row.value, 2) for row in rows] for name, rows in of_classes.items()}
     assert VIRTUAL_ERRORS == {name: (len(of), min(of), max(of)) for name, of in ratios.items()}
     near = f"{errors_of_class()} times their seconds as recorded on an H100"
     table, said = _virtual_races(RECORDED)
-    own = errors_of_class("FSDP on H100" + AS_IT_IS)
-    assert f"took {near}, and {own} times those of {own.steps} published (FSDP on H100), " in said
-    assert said.endswith(
-        "with three rates fitted to other runs of the class, 0.92 to 1.09, 0.94 to 1.11. "
-    )
+    own = errors_of_class("FSDP on H100, as it is")
+    assert f"took {near}, and {own} times those of {own.steps} published (FSDP on H100; " in said
     rows = [[cell.astext() for cell in row] for row in table.findall(nodes.row)]
     (ours,) = [row for row in rows if row[2:3] == ["8"] and row[0] == "tensor parallelism"][:1]
     assert ours[4] == "0.79" and ours[-1] == "DTensor"
@@ -232,4 +224,4 @@ def test_a_trace_in_virtual_time_says_how_near_it_is():
         said = with_error(caption, [name], "page")[-1].astext()
         own = not stored(name).machine and name != "queue"
         assert ("times their seconds as recorded" in said) is own, name
-    assert said.endswith("fitted to other runs of the class, 0.92 to 1.09.")
+    assert said.endswith("(FSDP on H100; 0.92 to 1.09 with rates fitted to others of the class).")

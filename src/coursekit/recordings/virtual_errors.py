@@ -37,12 +37,12 @@ def errors_of_class(name: str = OF_ONE_GPU) -> HeldOut:
 
 def how_near(*classes: str) -> str:
     """The sentence beside virtual seconds of steps that are like those of the classes."""
-    held = {name: errors_of_class(name + AS_IT_IS) for name in classes}
-    near = [f"{own} times those of {own.steps} published ({name})" for name, own in held.items()]
+    near = [
+        f"{errors_of_class(name + AS_IT_IS)} times those of {fitted.steps} published ({name};"
+        f" {fitted} with rates fitted to others of the class)"
+        for name, fitted in zip(classes, map(errors_of_class, classes))
+    ]
     published = f", and {', '.join(near)}" if near else "; no published step of this kind was run"
-    fitted = ", ".join(str(errors_of_class(name)) for name in classes)
-    if fitted:
-        published += f"; with three rates fitted to other runs of the class, {fitted}"
     return (
         f"By this clock, steps to which nothing was fitted took {errors_of_class()} times their"
         f" seconds as recorded on an H100{published}."
