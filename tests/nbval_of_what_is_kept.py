@@ -1,8 +1,7 @@
 """A plugin of the pytest that runs a lab with nbval: a run is compared in what a stored lab keeps
 (`bookkit.lab_pages.kept`), and without the line of progress that ranks show while work is long. A
 notebook takes that line away; nbval keeps what a cell has displayed. Plotly 5, which Colab has,
-also shows a figure as HTML and, once, the script that HTML needs; its JSON names a server: stored
-labs have none of these."""
+shows once the script that HTML needs, and its JSON names a server: stored labs have neither."""
 
 import sys
 
@@ -20,7 +19,7 @@ def compare_what_is_kept(self, test, ref, skip_compare=None):
     stays = [output for output in test if output.get("metadata") != PROGRESS]
     for output in stays:
         data = output.get("data", {})
-        if PLOTLY in data or SCRIPT in data.get("text/html", ""):
+        if SCRIPT in data.get("text/html", ""):
             data.pop("text/html", None)
         data.get(PLOTLY, {}).pop("config", None)
     return compare(self, kept(stays), ref, skip_compare)

@@ -24,6 +24,7 @@ from pages import ROOT
 from told import from_told
 
 from bookkit.learner import INSTALL_CELL, has_tag
+from coursekit.show.in_words import PLOTLY, in_words
 
 HERE = str(Path(__file__).resolve().parent)  # where nbval finds its plugin
 LABS = sorted((ROOT / "labs").glob("*.ipynb"))
@@ -54,6 +55,9 @@ def stored_problems(notebook, size_bytes: int) -> list[str]:
             problems.append(
                 f"{where} is stored with output on stderr, which differs between machines"
             )
+        shown = [output.data for output in cell.outputs if PLOTLY in output.get("data", ())]
+        if any(data.get("text/plain") != in_words(data[PLOTLY]) for data in shown):
+            problems.append(f"{where} is stored with a figure that is not said in words")
         if has_tag(cell, COMPARED) and not cell.outputs:
             problems.append(f"{where} is tagged {COMPARED} and has no output to compare")
     if not any(has_tag(cell, COMPARED) for cell in cells):
@@ -311,7 +315,7 @@ def test_each_problem_is_seen(spoil, sentence):
 def test_storing_keeps_what_a_lab_needs():
     """Must catch: the needs of a lab thrown away with the rest of its metadata, so that the doctor
     thinks it runs anywhere; what no page shows kept: a guess, a table's second form, what a line of
-    progress leaves; what a page shows dropped."""
+    progress leaves, a figure's HTML; what a page shows dropped, or a figure's words."""
     lab = small_lab()
     lab.metadata["kernel"], lab.metadata["shardlab"] = {}, {"ranks": 2}
     lab.cells[2].outputs[0].text = "predicted: bytes = 4\n42\n"
@@ -320,6 +324,7 @@ def test_storing_keeps_what_a_lab_needs():
         new_output("display_data", data={"text/plain": ""}),
         new_output("display_data", data={"text/plain": "6", "text/markdown": "**6**"}),
         new_output("display_data", data={"text/plain": "7"}),
+        new_output("display_data", data={PLOTLY: {}, "text/plain": "8", "text/html": "<p>8</p>"}),
     ]
     store_lab.normalise(lab)
     assert lab.metadata["shardlab"] == {"ranks": 2} and "kernel" not in lab.metadata
@@ -327,6 +332,7 @@ def test_storing_keeps_what_a_lab_needs():
         "42\n",
         {"text/markdown": "**6**"},
         {"text/plain": "7"},
+        {PLOTLY: {}, "text/plain": "8"},
     ]
     plain = small_lab()
     store_lab.normalise(plain)

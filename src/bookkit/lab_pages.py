@@ -10,6 +10,7 @@ import re
 from copy import copy
 
 from coursekit.show.embed import STORED
+from coursekit.show.in_words import PLOTLY
 
 from .learner import GUESS, has_tag
 
@@ -29,7 +30,8 @@ CALL = re.compile(r"""[\w.\\]+\([^()`\n]*['"][^()`\n]*\)""")
 def kept(outputs: list[dict]) -> list[dict]:
     """Copies of a cell's outputs that have only what a page shows: without the guesses that
     a cell locks, the text of a table that is there as Markdown, what a line of progress leaves when
-    it goes, and the HTML of a live card, which is as large as the rest of a lab."""
+    it goes, and the HTML of a live card, which is as large as the rest of a lab, and of a figure,
+    which is as large as its JSON."""
     found = []
     for output in map(copy, outputs):
         data = output.get("data")
@@ -42,7 +44,7 @@ def kept(outputs: list[dict]) -> list[dict]:
                 kind: shown
                 for kind, shown in data.items()
                 if (kind != "text/plain" or (shown and "text/markdown" not in data))
-                and (kind != "text/html" or STORED not in data)
+                and (kind != "text/html" or data.keys().isdisjoint((STORED, PLOTLY)))
             }
             if not output["data"]:
                 continue

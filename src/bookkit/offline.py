@@ -30,8 +30,8 @@ from docutils import nodes
 from bookkit.cards import after_pages, warn
 from coursekit.show import embed
 from coursekit.show.embed import STORED
+from coursekit.show.in_words import PLOTLY
 
-PLOTLY = "application/vnd.plotly.v1+json"
 LIVE_IN_THE_LAB = (
     "This control is live in the lab: open the notebook in Jupyter or Colab to move it."
 )

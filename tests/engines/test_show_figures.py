@@ -2,10 +2,15 @@
 
 import json
 
+import numpy
 import pytest
+from plotly.io import renderers
+from told import from_told
 from wcag import contrast
 
+from coursekit.show import figures
 from coursekit.show.figures import loss_figure
+from coursekit.show.in_words import PLOTLY, in_words
 from coursekit.show.palette import MEMORY
 from coursekit.topics.why_one_gpu.figures import states_figure
 
@@ -30,6 +35,39 @@ def words(figure):
     notes = [note.text for note in layout.annotations]
     texts = [text for trace in figure.data for text in getattr(trace, "text", None) or ()]
     return " | ".join([layout.title.text, *ticks, *notes, *texts])
+
+
+# ---------------------------------------------------------------- in words
+
+
+def test_a_figure_is_also_shown_in_words_and_as_html(monkeypatch):
+    """Must catch: a figure that GitHub, an export or a screen reader shows as nothing: without its
+    title, an axis, the name or a number of a trace, its last point, or the words below the HTML; a
+    number that is none, or an array, that stops the display; HTML without the page's script."""
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
+    monkeypatch.setattr(renderers, "default", "plotly_mimetype")
+    figure = figures.loss_figure(
+        [4.25, *range(30, 1, -1), float("nan")], [("blind <b>guess</b>", 4.2)]
+    )
+    figure.add_scatter(x=numpy.arange(2), y=numpy.float32([1.5, 0.25]), name="half")
+    figure._ipython_display_()
+    (data,) = shown
+    assert data["text/plain"] == (
+        "Figure: Loss on the batch of each step\nx axis: step\ny axis: nats a token\n"
+        "loss (8 of 31): step 1: 4.25; step 5: 27; step 10: 22; step 14: 18; step 18: 14;"
+        " step 22: 10; step 27: 5; step 31: no number\nhalf: 0: 1.5; 1: 0.25\n"
+        "marked: blind guess: 4.20"
+    )
+    assert data[PLOTLY]["data"][0]["name"] == "loss" and "https://cdn.plot.ly/" in data["text/html"]
+    assert data["text/html"].endswith(f"<pre>{data['text/plain']}</pre></details>")
+
+
+@from_told("figure, line")
+def test_a_trace_is_said_as_under_the_pointer(figure, line):
+    """Must catch: a point without its place, its begin, its unit or the words of its tick; a name
+    said twice; an outline said that the pointer does not say; rows of a heat map left out."""
+    assert in_words(figure.to_dict()).splitlines()[-1] == line
 
 
 # ---------------------------------------------------------------- bytes

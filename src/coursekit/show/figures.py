@@ -6,9 +6,13 @@ on a light and on a dark page (the book sets its own colours). The JSON is small
 the same numbers: plain lists, no template, no ids.
 """
 
+from html import escape
+
 import plotly.graph_objects as go
+from plotly.io import renderers
 
 from .format import format_as, round_up
+from .in_words import in_words
 from .palette import LINES, PAGE, TIMELINE
 
 CLEAR = "rgba(0,0,0,0)"
@@ -20,10 +24,29 @@ ROW_PIXELS, HEAD_PIXELS, FOOT_PIXELS, LANE_PIXELS = 44, 56, 40, 30
 # --- what all figures share -----------------------------------------------------------------------
 
 
+class _Figure(go.Figure):
+    """A figure that is also shown in words, and as HTML, which an export of a notebook draws; the
+    script of plotly comes over the network there."""
+
+    def _ipython_display_(self):
+        bundle = renderers._build_mime_bundle(self.to_dict())
+        if not bundle:  # a browser of its own draws it
+            return super()._ipython_display_()
+        from IPython.display import display
+
+        traces = [trace.to_plotly_json() for trace in self.data]
+        words = in_words(dict(data=traces, layout=self.layout.to_plotly_json()))
+        drawn = bundle.get("text/html") or self.to_html(include_plotlyjs="cdn", full_html=False)
+        said = (
+            f"<details><summary>The figure in words</summary><pre>{escape(words)}</pre></details>"
+        )
+        display({**bundle, "text/plain": words, "text/html": drawn + said}, raw=True)
+
+
 def new_figure(title, height, **layout):
     """An empty figure of `height` pixels under a title of one line, or two with <br>, that starts
     at the left."""
-    return go.Figure(
+    return _Figure(
         layout=dict(
             template=go.layout.Template(),
             paper_bgcolor=CLEAR,
