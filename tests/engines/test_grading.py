@@ -117,10 +117,12 @@ def test_start_loads_no_torch(tmp_path):
 @pytest.mark.slow
 def test_pytest_tries_a_learners_file(tmp_path):
     """Must catch: the book's own code tried instead of the learner's file; a traceback of the
-    grader, or no sentence; a trial of a part that is not written, for which ranks start."""
+    grader, or no sentence; a trial of a part that is not written, for which ranks start; an error
+    of imports where the file of the trials is named, as pytest's own line of a failure does."""
     mine = tmp_path / "mine.py"
     mine.write_text(skeleton("collectives"))
-    command = [sys.executable, "-m", "pytest", "assignments/collectives", "-m", "parity"]
+    command = [sys.executable, "-m", "pytest", "assignments/collectives/trials.py"]
+    command += ["-m", "parity"]
     done = subprocess.run([*command, "--mine", mine], cwd=ROOT, capture_output=True, text=True)
     parity = [one for one in assignment("collectives").trials if one.group == "parity"]
     assert done.returncode == 1 and f"{len(parity)} failed" in done.stdout
