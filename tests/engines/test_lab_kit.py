@@ -85,7 +85,8 @@ def test_a_missing_name_or_an_interrupted_import_is_one_sentence(tmp_path, monke
     """Must catch: a traceback for a cell whose earlier cell was skipped; an error that the cell
     survives; other errors or interrupts without their traceback; a name that is missing within the
     package told as the reader's own; a package that an interrupt has left in parts, and that is
-    imported once more, which may hang; one of Python alone that lacks these parts from then on."""
+    imported once more, which may hang, or a package within it, which then lacks what it cannot
+    register again; one of Python alone that lacks these parts from then on."""
     monkeypatch.chdir(tmp_path)
     tmp_path.joinpath("halves").mkdir()
     stopped = "import halves.a\nif stop:\n    raise KeyboardInterrupt"
@@ -112,9 +113,10 @@ def test_a_missing_name_or_an_interrupted_import_is_one_sentence(tmp_path, monke
         kernel.run("import builtins; builtins.stop = True")
         assert kernel.run("import halves").name == "KeyboardInterrupt"
         assert kernel.run("builtins.stop = False\nimport halves\nprint(halves.a.b)").out == "3\n"
-        kernel.run("import numpy, sys\nsys.modules['numpy.half.part'] = sys")
-        assert "the import of numpy was interrupted" in kernel.run("1 / 0").error
-        kernel.run("del sys.modules['numpy.half.part']\nsys.modules['torch.part'] = sys")
+        kernel.run("import numpy, sys\nm = sys.modules\nm['numpy.ma.a'] = m.pop('numpy.ma', sys)")
+        for cell in ("1 / 0", "import numpy.ma"):
+            assert "the import of numpy was interrupted" in kernel.run(cell).error
+        kernel.run("del m['numpy.ma.a']\nsys.modules['torch.part'] = sys")
         raised = "raise KeyboardInterrupt", "raise ImportError('partially')", "nowhere"
         for cell in (*raised, "import torch", "from torch import nn"):
             shown = kernel.run(cell)

@@ -37,23 +37,30 @@ def _explain(shell, kind, error, trace, tb_offset=None):
 def _half_imported() -> str:
     """Drops what an interrupted import has left, so that it can be repeated: Python keeps the parts
     of a package that it forgets, and the package made anew has none of them as its attributes."""
+    said = ""
     for part in [part for part in sys.modules if _cut_off(part)]:
         package = part.partition(".")[0]
         if package in IMPORTED_ONCE:
-            sys.modules.setdefault(package, None)  # a second import may hang, and hears no stop
-            return (
+            # a second import may hang, hears no stop, and lacks what the first has registered
+            sys.modules.update(dict.fromkeys(_forgotten(part)))
+            said = (
                 f"the import of {package} was interrupted, and cannot be repeated: restart the"
                 " kernel, and run the lab from its first cell."
             )
-        del sys.modules[part]
-    return ""
+        else:
+            del sys.modules[part]
+    return said
 
 
 def _cut_off(part: str) -> bool:
     """Whether Python has imported it and has no package around it any more."""
+    return bool(getattr(sys.modules[part], "__spec__", None) and _forgotten(part))
+
+
+def _forgotten(part: str) -> list[str]:
+    """The packages around it that Python has not, or not any more."""
     packages = accumulate(part.split(".")[:-1], "{}.{}".format)
-    imported = getattr(sys.modules[part], "__spec__", None)
-    return bool(imported) and any(sys.modules.get(package) is None for package in packages)
+    return [package for package in packages if sys.modules.get(package) is None]
 
 
 def _not_there_yet(shell, kind, error, trace) -> str:
