@@ -86,7 +86,8 @@ def test_a_missing_name_or_an_interrupted_import_is_one_sentence(tmp_path, monke
     survives; other errors or interrupts without their traceback; a name that is missing within the
     package told as the reader's own; a package that an interrupt has left in parts, and that is
     imported once more, which may hang, or a package within it, which then lacks what it cannot
-    register again; one of Python alone that lacks these parts from then on."""
+    register again; one of Python alone that lacks these parts from then on; a solution with exit(),
+    whose check ran in the kernel and ended it."""
     monkeypatch.chdir(tmp_path)
     tmp_path.joinpath("halves").mkdir()
     stopped = "import halves.a\nif stop:\n    raise KeyboardInterrupt"
@@ -110,6 +111,8 @@ def test_a_missing_name_or_an_interrupted_import_is_one_sentence(tmp_path, monke
         plain = kernel.run("raise KeyboardInterrupt")
         assert plain.name == "KeyboardInterrupt" and "----> 1 raise" in plain.error
         assert "----> 1 1 / 0" in kernel.run("1 / 0").error
+        sent = "import cloudpickle as c, sys; print(c.loads(c.dumps(exit)) is sys.exit)"
+        assert kernel.run(sent).out == "True\n"
         kernel.run("import builtins; builtins.stop = True")
         assert kernel.run("import halves").name == "KeyboardInterrupt"
         assert kernel.run("builtins.stop = False\nimport halves\nprint(halves.a.b)").out == "3\n"

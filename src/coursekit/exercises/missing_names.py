@@ -1,6 +1,7 @@
 """A cell that needs a name of a cell that did not run, or a package whose import was interrupted:
 one sentence instead of a traceback."""
 
+import copyreg
 import sys
 from itertools import accumulate
 
@@ -20,10 +21,13 @@ IMPORTED_ONCE = ("torch", "numpy")
 def explain_missing_names() -> None:
     """Explain missing names: from now on this notebook says of a NameError in a cell what to run
     first, and of an interrupted import that the kernel must start anew. Whoever has told IPython to
-    handle exceptions in another way keeps that."""
+    handle exceptions in another way keeps that. A solution that calls exit() ends its check alone.
+    """
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None and not shell.custom_exceptions:
         shell.set_custom_exc((Exception, KeyboardInterrupt), _explain)
+        # a check sends it to its process: here IPython's own would end the kernel
+        copyreg.pickle(type(shell.exiter), lambda _: (getattr, (sys, "exit")))
 
 
 def _explain(shell, kind, error, trace, tb_offset=None):
