@@ -562,6 +562,8 @@ def refused(misuse):
 
 @pytest.mark.parametrize("call, sentence", sections()["test_experts::test_refusals"])
 def test_refusals(worlds, call, sentence):
-    """Must catch: experts that are averaged over ranks that have others; a part of a part."""
+    """Must catch: experts that are averaged over ranks that have others; a part of a part; replicas
+    of this book in PyTorch's or around them, which halve gradients; PyTorch's own words about the
+    broadcast of a DTensor."""
     misuse = eval(f"lambda mesh, model, axes: {call}", globals())
     assert all(begins(said, sentence) for said in worlds(4).run(refused, misuse))

@@ -93,7 +93,7 @@ def cut_later(mesh, stage=None):
     if stage is None:
         return apply_tensor_parallel(staged(mesh).layers, {}, mesh.tp.group)
     model = drawn_gpt(CONFIG, seed=1)
-    kept = shard(model, stage=stage, group=mesh.dp.group)
+    kept = stage(model) if callable(stage) else shard(model, stage=stage, group=mesh.dp.group)
     return apply_tensor_parallel(model, gpt_plan(CONFIG), mesh.tp.group), kept
 
 
@@ -106,8 +106,9 @@ def said_of_all(misuses):
 
 def test_groups_that_mix_parts(worlds):
     """Must catch: the guard left out of data parallelism, of stages 1 and 2, of stage 3, of a
-    pipeline or of sums; a group that is compared by identity, not by its ranks; layers of a
-    pipeline taken for whole; ZeRO's group taken for the one that has cut the model."""
+    pipeline or of sums; PyTorch's replicas of what is cut later, which average none of the parts; a
+    group that is compared by identity, not by its ranks; layers of a pipeline taken for whole;
+    ZeRO's group taken for the one that has cut the model."""
     misuses, sentences = zip(*told("test_layouts::test_groups_that_mix_parts", globals()))
     for said in worlds(4).run(said_of_all, misuses):
         for sentence, text in zip(sentences, said, strict=True):

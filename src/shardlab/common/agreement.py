@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 from .backward import BackwardListener
 from .collective_wire import place
 from .shards import misses_experts, replicas_of, would_mix
-from .torch_internals import disable_modes
+from .torch_internals import disable_modes, local_tensor
 
 
 class CannotReplicate(ValueError):
@@ -33,9 +33,11 @@ COMPARED_ELEMENTS = 1 << 16  # elements of a batch that are compared
 TOGETHER_BYTES = 25 << 20  # of tensors handed out in one message; a larger tensor goes alone
 NO_SHAPE = "has no shape yet"  # of a lazy module, before its first call
 NO_WRITES = "was made in inference mode"
+OF_TORCH = "is a DTensor"
 REMEDIES = {
     NO_SHAPE: "call the module once first",
     NO_WRITES: "make the module outside of torch.inference_mode()",
+    OF_TORCH: "take the plain model, as it was before fully_shard or parallelize_module of PyTorch",
 }
 
 
@@ -83,6 +85,8 @@ def fact(name: str, tensor: Tensor) -> str:
         return f"{name} {NO_SHAPE}"
     if tensor.is_inference():
         return f"{name} {NO_WRITES}"
+    if local_tensor(tensor) is not tensor:
+        return f"{name} {OF_TORCH}"
     return f"{name} {list(tensor.shape)} {tensor.dtype}" + " frozen" * (not tensor.requires_grad)
 
 
@@ -165,7 +169,8 @@ def complaint_of_rank(module: nn.Module, options: dict[str, int]) -> str:
             f"no parameter of this {type(module).__name__} requires a gradient: there is nothing to"
             " average."
         )
-    replicated = any(isinstance(child, BackwardListener) for child in module.modules())
+    kinds = BackwardListener | nn.parallel.DistributedDataParallel
+    replicated = any(isinstance(child, kinds) for child in module.modules())
     if replicated or any(getattr(p, "averaged", False) for p in module.parameters()):  # the core's
         return (
             f"this {type(module).__name__} has replicas in it already: make new ones of their"

@@ -15,6 +15,7 @@ twice. A listener that no longer exists, say because a cell ran again, is not ca
 Stage 3 uses `when_gradient_comes` and `when_backward_ends`, a pipeline `as_one_backward`.
 """
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -35,6 +36,15 @@ from .torch_internals import (
 # parameter -> a weak reference to its listener, outside of it: a copy has neither hook nor owner
 owners = WeakTensorKeyDictionary()
 handles = WeakTensorKeyDictionary()  # parameter -> of its hook, for all its owners
+
+
+def averaged(module: nn.Module) -> set[nn.Parameter]:
+    """The parameters whose gradients a technique averages, or PyTorch's DistributedDataParallel,
+    which no parameter knows: it would leave out whatever takes their place."""
+    theirs = (one for one in gc.get_objects() if type(one) is nn.parallel.DistributedDataParallel)
+    known = {p for replicas in theirs for p in replicas.parameters()}
+    known |= {p for p, owner in owners.items() if owner() is not None}
+    return known.intersection(module.parameters())
 
 
 class NotOurGradient(RuntimeError):

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .backward import owners
+from .backward import BackwardListener, owners
 from .shards import (
     CannotShard,
     Groups,
@@ -50,10 +50,8 @@ from .shards import (
 from .torch_internals import watch_clipping, watch_fsdp, watch_unscaling, watch_value_clipping
 
 # each element by itself, as the tests of stage 1 show; others are tried
-KNOWN = {
-    getattr(torch.optim, name)
-    for name in ("SGD Adam AdamW Adamax NAdam RAdam Adagrad Adadelta RMSprop ASGD Rprop".split())
-}
+NAMES = "SGD Adam AdamW Adamax NAdam RAdam Adagrad Adadelta RMSprop ASGD Rprop"
+KNOWN = {getattr(torch.optim, name) for name in NAMES.split()}
 tried: WeakSet = WeakSet()  # optimizers of shards that were tried with their own settings
 shards = WeakTensorKeyDictionary()  # of stage 3 -> a weak reference to its model's landing
 gone = WeakTensorKeyDictionary()  # parameter that a model no longer has -> its shape, what cut it
@@ -223,16 +221,20 @@ def watch_once():
     watch_torch_replicas()
 
 
+@functools.cache
 def watch_torch_replicas():
     """PyTorch's DistributedDataParallel refuses parts where it would write rank 0's over those of
-    other ranks."""
+    other ranks, and replicas, whose sums it would overwrite before they are divided."""
     make = torch.nn.parallel.DistributedDataParallel.__init__
 
     @functools.wraps(make)
     def refuse_first(self, module, *args, **named):
         mesh = named.get("device_mesh")
         group = mesh.get_group(0) if mesh else named.get("process_group")
-        if why := would_mix(module.named_parameters(), group):
+        why = would_mix(module.named_parameters(), group)
+        if any(isinstance(one, BackwardListener) for one in module.modules()):
+            why = "the module has replicas in it already: make new ones of their .module."
+        if why:
             raise CannotShard(f"rank {dist.get_rank()}: {why}")
         make(self, module, *args, **named)
 

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 
 from ..common.agreement import CannotReplicate, check_replicable, hand_out
 from ..common.backward import BackwardListener
+from ..common.before_step import watch_torch_replicas
 from ..common.collective_wire import has_mean
 from ..common.shards import replicas_of
 from ..common.torch_internals import tree_leaves
@@ -53,6 +54,7 @@ class Replicas(BackwardListener, nn.Module):
         self.module, self.group, self.n = module, group, dist.get_world_size(group)
         self.trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         hand_out(module.parameters(), group)
+        watch_torch_replicas()
         count_everywhere(module, group)
         self.broadcast_buffers()
         self.listen_to(self.trained)

@@ -15,16 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from ...common.agreement import agree, facts_of, hand_out
-from ...common.backward import owners
+from ...common.backward import averaged
 from ...common.before_step import holder_of, replaced, watch_steps
 from ...common.collective_wire import Group, all_gather_single
 from ...common.shards import Replicated, groups_of, groups_of_shards, replicated_experts, stages_of
-from ...common.torch_internals import (
-    active_fake_mode,
-    assert_without_wait,
-    local_tensor,
-    watch_fsdp,
-)
+from ...common.torch_internals import active_fake_mode, assert_without_wait, watch_fsdp
 from ...mesh import ExpertAxes
 from ...tensor_parallel.hardened.layers import Cut, CutModule
 from ..core import Experts, mixtures
@@ -60,14 +55,13 @@ def apply_expert_parallel(model: nn.Module, axes: ExpertAxes, overlap: bool = Fa
 
 def complaint_of_division(model: nn.Module, axes: ExpertAxes) -> str:
     """The fault of this rank, in words; empty if there is none."""
-    layers, ep = mixtures(model), axes.divide.size
+    layers, ep, known = mixtures(model), axes.divide.size, averaged(model)
     if not layers:
         return f"this {type(model).__name__} has no experts: build it with GPTConfig(experts=...)."
     for name, p in model.named_parameters():
         if p in replicated_experts:
             return f"{name} is divided among ranks already: divide the plain model, once."
-        averaged = p in owners and owners[p]() is not None or local_tensor(p) is not p
-        if averaged or stages_of(p) or holder_of(p) is not None:
+        if p in known or stages_of(p) or holder_of(p) is not None:
             return (
                 f"{name} has replicas, a pipeline or an optimizer of shards already: divide the"
                 " experts first, and make these of the result."

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ...common.agreement import agree, facts_of, hand_out
-from ...common.backward import owners
+from ...common.backward import averaged
 from ...common.before_step import holder_of, replaced, watch_steps
 from ...common.shards import cut_among
 from .checks import CannotSplit, check_plan, matches, plan_complaint, warn_of_nodes
@@ -95,9 +95,9 @@ def begin_alike(model: nn.Module, plan: TensorPlan, group):
 def taken(model: nn.Module) -> str:
     """Why a part cannot take the place of a parameter: another technique knows it. Empty if none
     does."""
+    known = averaged(model)
     for name, parameter in model.named_parameters():
-        averaged = parameter in owners and owners[parameter]() is not None
-        if averaged or cut_among(parameter) or holder_of(parameter) is not None:
+        if parameter in known or cut_among(parameter) or holder_of(parameter) is not None:
             return (
                 f"{name} is a part or a shard, or has replicas or copies, already: cut the plain"
                 " model, once, and make pipelines, replicas, shards and optimizers of it"

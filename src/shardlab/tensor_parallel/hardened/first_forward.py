@@ -19,16 +19,8 @@ from ...gpt import Dropout
 from .checks import CannotSplit
 from .layers import AmongRanks, OwnDropout, TokenEmbedding
 
-DROPS = (
-    Dropout,
-    OwnDropout,
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
-)
+DROPS = (Dropout, OwnDropout, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+DROPS += (nn.AlphaDropout, nn.FeatureAlphaDropout)
 RULE = (
     "the ranks of a tensor-parallel group see the same batch and drop the same elements; choose the"
     " batch by the data-parallel rank, and the seed too, as torch.manual_seed(seed + dp_rank) does"

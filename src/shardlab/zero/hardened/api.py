@@ -15,12 +15,9 @@ from .arriving import late_last
 from .offload import cpu_offload
 from .stage3 import fully_shard
 
-OPTIONS = (
-    {"bucket_bytes"},
-    {"bucket_bytes", "collectives", "offload", "prefetch"},
-    {"bucket_bytes", "collectives", "offload", "prefetch"},
-    {"units", "collectives", "offload", "compute_dtype", "device", "prefetch"},
-)
+OF_SHARDS = {"bucket_bytes", "collectives", "offload", "prefetch"}
+OF_UNITS = {"units", "collectives", "offload", "compute_dtype", "device", "prefetch"}
+OPTIONS = ({"bucket_bytes"}, OF_SHARDS, OF_SHARDS, OF_UNITS)
 
 
 def shard(
