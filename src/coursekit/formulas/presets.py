@@ -126,6 +126,7 @@ def _gpus():
 
 
 GPUS = _by_name(_gpus())
+OTHER_CARD = " For another card name one with as much memory: bytes are the same, seconds are not."
 WITHOUT_BF16 = frozenset(name for name, row in HARDWARE.items() if not row["dense_tflops_bf16"])
 
 

@@ -13,7 +13,8 @@ from multiprocessing import connection, get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from coursekit.formulas.presets import GPUS
+from coursekit.formulas.asking import UnknownPreset
+from coursekit.formulas.presets import GPUS, OTHER_CARD
 from coursekit.formulas.registry import BOOK
 from coursekit.sentences import first_sentence, sentences, with_values
 from coursekit.show.format import decimal_bytes
@@ -140,6 +141,7 @@ def refused(asked: argparse.Namespace) -> str:
     except ValueError:
         ranks = None
     known = vars(asked) | dict(GPUS=GPUS, ranks=ranks)
+    known |= dict(unknown=UnknownPreset("gpu", asked.gpu, GPUS), OTHER_CARD=OTHER_CARD)
     return first_sentence("machine.md", "what rehearse cannot be asked", known)
 
 

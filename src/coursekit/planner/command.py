@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable
 
-from coursekit.formulas.presets import GPUS, WITHOUT_BF16
+from coursekit.formulas.presets import GPUS, OTHER_CARD, WITHOUT_BF16
 from shardlab.common.cross_node_warning import CrossesNodes
 
 from .configurations import read_configurations
@@ -19,8 +19,6 @@ from .layout import gigabytes
 from .nearest import json_of_nearest, lines_of_nearest, nearest
 from .oom import explain_oom
 from .plan import plan
-
-OTHER_CARD = " For another card name one with as much memory: bytes are the same, seconds are not."
 
 
 def _given(asked: argparse.Namespace) -> dict:
