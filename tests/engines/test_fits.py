@@ -144,12 +144,14 @@ def test_the_nearest_that_fit(model, asked, repairs):
     as the only advice for one GPU; recomputation where offload alone fits, none where both are
     needed, or that which is asked for already; QLoRA where LoRA fits; bf16 on a T4; adapters beside
     experts; offload without a stage of ZeRO; tiles without recomputation, or more of them than
-    needed; nothing where one change is not enough."""
+    needed; nothing where one change is not enough; a limit of ranks, stages, GPUs or tokens that
+    moved; sequences that are halved too seldom; offload that is there already, or none of it."""
     answer = fits(model, **asked)
     assert not answer.fits and "; ".join(change for change, _ in answer.nearest) == repairs
     assert all(layout.fits and f"{change}: " in str(answer) for change, layout in answer.nearest)
     host = [one["host_bytes"] for one in answer.as_json()["nearest"]]
-    assert [nbytes > 0 for nbytes in host] == [layout.offload for _, layout in answer.nearest]
+    hosted = [layout.offload or layout.checkpoints_on_host for _, layout in answer.nearest]
+    assert [nbytes > 0 for nbytes in host] == hosted
     assert all(f" GB, and {one / 1e9:,.2f} GB on the host" in str(answer) for one in host if one)
     assert ("Nothing near fits." in str(answer)) == (not repairs)
 
