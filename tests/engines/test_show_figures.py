@@ -43,7 +43,7 @@ def words(figure):
 def test_a_figure_is_also_shown_in_words_and_as_html(monkeypatch):
     """Must catch: a figure that GitHub, an export or a screen reader shows as nothing: without its
     title, an axis, the name or a number of a trace, its last point, or the words below the HTML; a
-    number that is none, or an array, that stops the display; HTML without the page's script."""
+    NaN, or an array, that stops the display; HTML without the page's script."""
     shown = []
     monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
     monkeypatch.setattr(renderers, "default", "plotly_mimetype")
