@@ -24,7 +24,7 @@ from pages import ROOT
 from told import from_told
 
 from bookkit.learner import INSTALL_CELL, has_tag
-from coursekit.show.in_words import PLOTLY, in_words
+from coursekit.show.in_words import PLOTLY, figure_in_words
 
 HERE = str(Path(__file__).resolve().parent)  # where nbval finds its plugin
 LABS = sorted((ROOT / "labs").glob("*.ipynb"))
@@ -56,7 +56,7 @@ def stored_problems(notebook, size_bytes: int) -> list[str]:
                 f"{where} is stored with output on stderr, which differs between machines"
             )
         shown = [output.data for output in cell.outputs if PLOTLY in output.get("data", ())]
-        if any(data.get("text/plain") != in_words(data[PLOTLY]) for data in shown):
+        if any(data.get("text/plain") != figure_in_words(data[PLOTLY]) for data in shown):
             problems.append(f"{where} is stored with a figure that is not said in words")
         if has_tag(cell, COMPARED) and not cell.outputs:
             problems.append(f"{where} is tagged {COMPARED} and has no output to compare")

@@ -10,7 +10,7 @@ from wcag import contrast
 
 from coursekit.show import figures
 from coursekit.show.figures import loss_figure
-from coursekit.show.in_words import PLOTLY, in_words
+from coursekit.show.in_words import PLOTLY, figure_in_words
 from coursekit.show.palette import MEMORY
 from coursekit.topics.why_one_gpu.figures import states_figure
 
@@ -67,7 +67,7 @@ def test_a_figure_is_also_shown_in_words_and_as_html(monkeypatch):
 def test_a_trace_is_said_as_under_the_pointer(figure, line):
     """Must catch: a point without its place, its begin, its unit or the words of its tick; a name
     said twice; an outline said that the pointer does not say; rows of a heat map left out."""
-    assert in_words(figure.to_dict()).splitlines()[-1] == line
+    assert figure_in_words(figure.to_dict()).splitlines()[-1] == line
 
 
 # ---------------------------------------------------------------- bytes

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from plotly.io import renderers
 
 from .format import format_as, round_up
-from .in_words import in_words
+from .in_words import figure_in_words
 from .palette import LINES, PAGE, TIMELINE
 
 CLEAR = "rgba(0,0,0,0)"
@@ -35,7 +35,7 @@ class _Figure(go.Figure):
         from IPython.display import display
 
         traces = [trace.to_plotly_json() for trace in self.data]
-        words = in_words(dict(data=traces, layout=self.layout.to_plotly_json()))
+        words = figure_in_words(dict(data=traces, layout=self.layout.to_plotly_json()))
         drawn = bundle.get("text/html") or self.to_html(include_plotlyjs="cdn", full_html=False)
         said = (
             f"<details><summary>The figure in words</summary><pre>{escape(words)}</pre></details>"

@@ -7,10 +7,10 @@ import re
 from .format import format_exact
 
 PLOTLY = "application/vnd.plotly.v1+json"
-MOST, FEW = 16, 8  # of a trace with more than 16 points, 8 at equal distances are said
+_MOST, _FEW = 16, 8  # of a trace with more than 16 points, 8 at equal distances are said
 
 
-def in_words(figure: dict) -> str:
+def figure_in_words(figure: dict) -> str:
     """The title of a figure (plotly's JSON), the titles of its axes, and a line for each trace with
     its name and its points, as they are said under the pointer."""
     layout = figure["layout"]
@@ -46,9 +46,9 @@ def _points(trace, axes):
         return _plain(re.sub(r"%{(\w+)[^}]*}", said, words)).removeprefix(name).lstrip(":, ")
 
     chosen = range(count)
-    if count > MOST:
-        chosen = [round((count - 1) / (FEW - 1) * k) for k in range(FEW)]
-        name = f"{name} ({FEW} of {count:,})".lstrip()
+    if count > _MOST:
+        chosen = [round((count - 1) / (_FEW - 1) * k) for k in range(_FEW)]
+        name = f"{name} ({_FEW} of {count:,})".lstrip()
     return ": ".join(filter(None, [name, "; ".join(dict.fromkeys(map(at, chosen)))]))
 
 

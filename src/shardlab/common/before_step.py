@@ -50,8 +50,8 @@ from .shards import (
 from .torch_internals import watch_clipping, watch_fsdp, watch_unscaling, watch_value_clipping
 
 # each element by itself, as the tests of stage 1 show; others are tried
-NAMES = "SGD Adam AdamW Adamax NAdam RAdam Adagrad Adadelta RMSprop ASGD Rprop"
-KNOWN = {getattr(torch.optim, name) for name in NAMES.split()}
+ELEMENTWISE = "SGD Adam AdamW Adamax NAdam RAdam Adagrad Adadelta RMSprop ASGD Rprop"
+KNOWN = {getattr(torch.optim, name) for name in ELEMENTWISE.split()}
 tried: WeakSet = WeakSet()  # optimizers of shards that were tried with their own settings
 shards = WeakTensorKeyDictionary()  # of stage 3 -> a weak reference to its model's landing
 gone = WeakTensorKeyDictionary()  # parameter that a model no longer has -> its shape, what cut it
