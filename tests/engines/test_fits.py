@@ -152,7 +152,9 @@ def test_the_nearest_that_fit(model, asked, repairs):
     host = [one["host_bytes"] for one in answer.as_json()["nearest"]]
     hosted = [layout.offload or layout.checkpoints_on_host for _, layout in answer.nearest]
     assert [nbytes > 0 for nbytes in host] == hosted
-    assert all(f" GB, and {one / 1e9:,.2f} GB on the host" in str(answer) for one in host if one)
+    ends = [f" GB, and {one / 1e9:,.2f} GB on the host\n" if one else " GB\n" for one in host]
+    said = [line for line in f"{answer}\n".splitlines(True) if line.startswith("  --")]
+    assert len(said) == len(ends) and all(map(str.endswith, said, ends))
     assert ("Nothing near fits." in str(answer)) == (not repairs)
 
 
