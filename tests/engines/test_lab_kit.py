@@ -86,13 +86,19 @@ def test_a_missing_name_or_an_interrupted_import_is_one_sentence(tmp_path, monke
     survives; other errors or interrupts without their traceback; a name that is missing within the
     package told as the reader's own; a package that an interrupt has left in parts, and that is
     imported once more, which may hang, or a package within it, which then lacks what it cannot
-    register again; one of Python alone that lacks these parts from then on; a solution with exit(),
-    whose check ran in the kernel and ended it."""
+    register again; one of Python alone that lacks these parts from then on, or what later modules
+    wrote into them; a solution with exit(), whose check ran in the kernel and ended it."""
     monkeypatch.chdir(tmp_path)
     tmp_path.joinpath("halves").mkdir()
     stopped = "import halves.a\nif stop:\n    raise KeyboardInterrupt"
     tmp_path.joinpath("halves/__init__.py").write_text(stopped)
     tmp_path.joinpath("halves/a.py").write_text("b = 3")
+    tmp_path.joinpath("halves/book").mkdir()
+    stopped = stopped.replace("halves.a", "halves.book.registry, halves.topic")
+    tmp_path.joinpath("halves/book/__init__.py").write_text(stopped)
+    tmp_path.joinpath("halves/book/registry.py").write_text("found = []")
+    written = "from halves.book.registry import found\nfound.append(3)"
+    tmp_path.joinpath("halves/topic.py").write_text(written)
     with notebook(SETUP) as kernel:
         missing = kernel.run("print(losses[-1])")
         assert missing.name == "NameError" and not missing.out
@@ -116,6 +122,9 @@ def test_a_missing_name_or_an_interrupted_import_is_one_sentence(tmp_path, monke
         kernel.run("import builtins; builtins.stop = True")
         assert kernel.run("import halves").name == "KeyboardInterrupt"
         assert kernel.run("builtins.stop = False\nimport halves\nprint(halves.a.b)").out == "3\n"
+        assert kernel.run("builtins.stop = True\nimport halves.book").name == "KeyboardInterrupt"
+        again = "builtins.stop = False\nimport halves.book\nprint(halves.book.registry.found)"
+        assert kernel.run(again).out == "[3]\n"
         kernel.run("import numpy, sys\nm = sys.modules\nm['numpy.ma.a'] = m.pop('numpy.ma', sys)")
         for cell in ("1 / 0", "import numpy.ma"):
             assert "the import of numpy was interrupted" in kernel.run(cell).error

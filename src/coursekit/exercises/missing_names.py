@@ -40,18 +40,20 @@ def _explain(shell, kind, error, trace, tb_offset=None):
 
 def _half_imported() -> str:
     """Drops what an interrupted import has left, so that it can be repeated: Python keeps the parts
-    of a package that it forgets, and the package made anew has none of them as its attributes."""
-    said = ""
-    for part in [part for part in sys.modules if _cut_off(part)]:
+    of a package that it forgets, and the package made anew has none of them as its attributes.
+    Modules that came after them may have written into them, as topics do into the registry."""
+    said, broken = "", set()
+    for part in list(sys.modules):
         package = part.partition(".")[0]
-        if package in IMPORTED_ONCE:
+        if _cut_off(part) and package in IMPORTED_ONCE:
             # a second import may hang, hears no stop, and lacks what the first has registered
             sys.modules.update(dict.fromkeys(_forgotten(part)))
             said = (
                 f"the import of {package} was interrupted, and cannot be repeated: restart the"
                 " kernel, and run the lab from its first cell."
             )
-        else:
+        elif package in broken or _cut_off(part):
+            broken.add(package)
             del sys.modules[part]
     return said
 
