@@ -14,7 +14,7 @@ from pages import ROOT, chapter
 from coursekit.formulas import evaluate
 from coursekit.lab import batches, small_gpt
 from coursekit.recordings.recordings import read_all
-from coursekit.topics.kernels import lab
+from coursekit.topics.kernels import lab, own_c
 from coursekit.topics.kernels.exercises import one_row_of_attention
 from coursekit.topics.kernels.pictures import CODE, NODES
 from coursekit.topics.kernels.steps import FRAMES, ROW_SCORES, ROW_VALUES, TILES, tile_steps
@@ -148,6 +148,27 @@ def test_a_c_function_is_called():
     x = torch.arange(4.0)
     lab.c_function(f'extern "C" {double}', "twice")(lab.address(x), 4)
     assert x.tolist() == [0, 2, 4, 6]
+
+
+def test_a_build_that_was_stopped_is_done_again(monkeypatch):
+    """Must catch: the folder of the stopped build, whose library PyTorch then takes for built, or
+    whose lock it waits for; a second build of an operator, which cannot register itself again."""
+    folders, library = [], torch.library.Library("lab13_cpp", "FRAGMENT")
+
+    def load(*_, build_directory=None, **__):
+        folders.append(build_directory)
+        if len(folders) == 1:
+            raise KeyboardInterrupt
+        library.define("mean_squares(Tensor x) -> Tensor")
+        library.impl("mean_squares", lambda x: 2 * x, "CPU")
+
+    monkeypatch.setattr("torch.utils.cpp_extension.load_inline", load)
+    monkeypatch.setattr("torch.utils.cpp_extension.is_ninja_available", lambda: True)
+    monkeypatch.setattr(own_c, "cpp_compiler", lambda: "g++")
+    with pytest.raises(KeyboardInterrupt):
+        own_c.in_cpp(torch.ones(2))
+    assert [own_c.in_cpp(torch.ones(())).item() for _ in range(2)] == [2, 2]
+    assert len(folders) == len({*folders, None}) - 1 == 2
 
 
 def test_the_page_has_the_recorded_costs_of_a_call():
