@@ -5,6 +5,7 @@ shardlab/common/torch_internals.py; those of a GPU that is not there in rehearse
 
 import functools
 import gc
+import signal
 import sys
 import threading
 import warnings
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives
 from torch import Tensor
+from torch._library.simple_registry import find_torch_dispatch_rule
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerAction, profile
@@ -44,6 +46,30 @@ def watching_resize(seen: Callable[[torch.UntypedStorage], None]) -> AbstractCon
         seen(storage)
 
     return patch.object(torch.UntypedStorage, "resize_", resize_)
+
+
+@contextmanager
+def stops_between_lookups() -> Iterator[None]:
+    """A context in which a stop waits while PyTorch looks for the rule of an operator under a mode:
+    C++ has called Python there, and ends the process at any error."""
+    before = signal.getsignal(signal.SIGINT)
+
+    def stop(number, frame):
+        while frame is not None and frame.f_code is not find_torch_dispatch_rule.__code__:
+            frame = frame.f_back
+        if frame is None:
+            before(number, frame)
+        else:
+            threading.Timer(0.001, signal.raise_signal, [number]).start()
+
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class ModeWithoutDevice(FakeTensorMode):

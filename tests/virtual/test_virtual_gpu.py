@@ -6,6 +6,7 @@ import importlib
 import io  # noqa: F401 (told.md names it)
 import json
 import re
+import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial  # noqa: F401 (told.md names it)
@@ -15,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from operators import Operators
+from programs import ran
 from solved import Given
 from told import from_told, valued
 from torch import nn
@@ -365,3 +367,37 @@ def test_copies_of_one_direction_follow_each_other():
     assert copies[:2] == [(out, 4_000, 12_000), (back, 4_000, 12_000)]
     assert copies[2:] == [(out, 12_000, 20_000), (out, 20_000, 28_000)]
     assert step.host_waits == 1
+
+
+STOPPED = """
+import signal, time, torch
+from torch._library.simple_registry import singleton
+from coursekit.lab.virtual import virtual_gpus
+
+def find(name):
+    global after
+    after -= 1
+    if after == 0:
+        signal.raise_signal(signal.SIGINT)
+    return of_torch(name)
+
+of_torch, singleton.find, after, stops = singleton.find, find, 0, 0
+for lookups in range(1, 21):
+    try:
+        with virtual_gpus(8):
+            layer, x = torch.nn.Linear(8, 8, dtype=torch.bfloat16), torch.ones(2, 3, 8)
+            x, after = x.to(torch.bfloat16), lookups
+            layer(x).sum().backward()
+        time.sleep(0.1)
+    except KeyboardInterrupt:
+        stops += 1
+print(stops > 0, signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+"""
+
+
+@pytest.mark.slow
+def test_a_stop_within_an_operator_leaves_the_process_alive():
+    """Must catch: KeyboardInterrupt where C++ has called Python and knows no error, which ended a
+    notebook's kernel; all stops lost; a handler that stays."""
+    found = ran(sys.executable, "-c", STOPPED)
+    assert found.stdout == "True True\n", found.stderr[-2000:]

@@ -39,6 +39,7 @@ from ranklab.torch_internals import (
     grouped_as_on_cuda,
     known_value,
     on_the_cpu,
+    stops_between_lookups,
     watching_resize,
 )
 from shardlab.common.torch_internals import (
@@ -86,6 +87,7 @@ class VirtualGPU(TorchDispatchMode):
 
     def parts(self) -> list[AbstractContextManager]:
         return [
+            stops_between_lookups(),
             FakeTensorMode(allow_non_fake_inputs=True),
             eager_on_fake_tensors(),
             foreach_as_on_cuda(),
