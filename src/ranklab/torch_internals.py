@@ -51,7 +51,7 @@ def watching_resize(seen: Callable[[torch.UntypedStorage], None]) -> AbstractCon
 @contextmanager
 def stops_between_lookups() -> Iterator[None]:
     """A context in which a stop waits while PyTorch looks for the rule of an operator under a mode:
-    C++ has called Python there, and ends the process at any error."""
+    C++ has called Python there, and knows no error. Without it, a stop may end the kernel."""
     before = signal.getsignal(signal.SIGINT)
 
     def stop(number, frame):
