@@ -85,9 +85,13 @@ def test_the_bytes_are_those_of_real_ranks(rehearsed, name, ranks, tmp_path):
 @pytest.mark.nightly
 def test_the_bytes_of_a_pipeline_are_those_of_real_ranks(rehearsed, tmp_path):
     """A ledger of the CPU counts a number and the meta device's shape, and gloo holds what rank 0
-    sent. Must catch: a message that is kept after all have waited for it; an output that is counted
-    on the rank that receives it, too."""
-    script, host, sent = SCRIPTS / "staged.py", 4 + 4 * 8 * 64, 4 * 8 * 64
+    sent, which PyTorch 2.15 lets go. Must catch: a message that is kept after all have waited for
+    it; an output that is counted on the rank that receives it, too, or is kept where 2.15 lets it
+    go."""
+    from torch.distributed.pipelining import PipelineStage
+
+    script, host = SCRIPTS / "staged.py", 4 + 4 * 8 * 64
+    sent = 4 * 8 * 64 * (not hasattr(PipelineStage, "release_fwd_send_outputs"))
     found = rehearsed(script, "--rank", "0,1", gpus=2)["ranks"]
     first, last = (one["peak_bytes"] + host for one in found)
     assert sorted(for_real(script, 2, tmp_path)) == sorted([first + sent, last])
@@ -98,7 +102,10 @@ def test_each_rank_of_a_pipeline(rehearsed):
     """Must catch: a rank of a pipeline that is taken for rank 0; gradients that nobody receives."""
     first, last = (rehearsed(SCRIPTS / "staged.py", "--rank", rank) for rank in ("0", "3"))
     assert first["bytes"]["parameters"] == last["bytes"]["parameters"] == 3 * 4 * (64 * 64 + 64)
-    assert first["bytes"]["activations"] > last["bytes"]["activations"]  # of microbatches in flight
+    lines = [one["lines"]["activations"] for one in (first, last)]
+    assert lines == ["staged.py:19: schedule.step(x)", "staged.py:21: schedule.step(target=x)"]
+    of_two = rehearsed(SCRIPTS / "staged.py", gpus=2)  # with fewer microbatches in flight
+    assert first["bytes"]["activations"] > of_two["bytes"]["activations"]
 
 
 def test_several_ranks_are_a_table(rehearse, rehearsed, tmp_path):
@@ -299,9 +306,9 @@ PUBLISHED = {8: ((5762, 82.4), (6667, 77.0)), 128: ((5605, 67.0), (6514, 62.0))}
 @pytest.mark.nightly
 @pytest.mark.parametrize("gpus", PUBLISHED)
 def test_published_steps_of_fsdp2(stand_in, gpus):
-    """Eager within 8 % and 5 %, compiled within 15 % and 5 %; nothing is fitted. Must catch: the
+    """Eager within 12 % and 5 %, compiled within 7 % and 5 %; nothing is fitted. Must catch: the
     memory of another H100; whole tensors of DTensor's shapes counted; segments that do not grow; a
-    norm of one kernel; a layer that is kept or recomputed whole."""
+    norm of one kernel, a gradient of silu of seven; a layer that is kept or recomputed whole."""
     run = subprocess.run(
         [sys.executable, HERE / "on_96_gb.py", f"{gpus}", SCRIPTS / "llama_fsdp2.py"],
         env=os.environ | dict(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True"),
@@ -310,7 +317,7 @@ def test_published_steps_of_fsdp2(stand_in, gpus):
         timeout=2 * PATIENCE,
     )
     found = json.loads(run.stdout)
-    for (speed, reserved), most in zip(PUBLISHED[gpus], (0.08, 0.15)):
+    for (speed, reserved), most in zip(PUBLISHED[gpus], (0.12, 0.07)):
         assert abs(found["seconds"] / (2 * 8192 / speed) - 1) <= most
         assert abs(found["reserved_bytes"] / (reserved * 2**30) - 1) <= 0.05
     assert found["peak_bytes"] < 0.9 * found["reserved_bytes"]

@@ -34,7 +34,7 @@ from shardlab.common.torch_internals import tree_leaves
 
 from .cuda import install, same_batch
 from .gpu import IN_BACKWARD, CannotRehearse, MadeStorage, RehearsedGPU
-from .stand_in import stand_in_for_cuda
+from .stand_in import stand_in_for_cuda, type_of_outputs
 from .writes import link_entries, saved_without, writes_stay_in
 
 REHEARSED_STEPS = 3  # the first warms up
@@ -151,6 +151,7 @@ class ScriptSteps:
         if self.done == REHEARSED_STEPS:
             self.gpu.memory.are("parameters", parameters())
             raise EnoughSteps
+        type_of_outputs()  # of modules that the script has imported by now
         self.gpu.memory.begin(self.done)
         self.gpu.clock.lines.clear()
         self.step = self.open.enter_context(self.gpu.step())
@@ -271,7 +272,7 @@ def said_of_fault(script: Path, error: Exception) -> str:
         return f"{Path(error.filename or script).name}:{error.lineno}: SyntaxError: {error.msg}"
     if "device_ready_queues_" in said:
         said = "a second GPU in one process, and a rehearsal is a process with one GPU"
-    if "from the 'CUDA' backend" in said:
+    if "from the 'CUDA' backend" in said or "Found no NVIDIA driver" in said:
         frames = traceback.extract_tb(error.__traceback__)
         called = [one.line for one in frames if not set(BELOW) & set(Path(one.filename).parts)]
         said = f"PyTorch's kernel needs the contents of its tensors in `{called[-1]}`"

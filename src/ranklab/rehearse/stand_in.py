@@ -54,6 +54,8 @@ def stand_in_for_cuda() -> FakeTensorMode:
     patch_cuda()
     table_of_hooks(core)
     move_fake_tensors()
+    if not torch.backends.cuda.is_built():
+        _one_kernel.impl("silu_backward", print, "CUDA")  # which is never called
     # transformers asks by this name whether it is traced, and then gives attention a whole mask
     torch._subclasses.FakeTensor = type("NoTensor", (), {})
     torch.amp.GradScaler._maybe_opt_step = step_that_finds_no_infinity
@@ -64,6 +66,8 @@ CUDA, PRIVATE_USE = 1, 20  # numbers of devices in C++
 TABLE_METHODS = 64  # of a table in C++, at most
 GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
 _answers: list = []  # what C++ calls, kept alive
+# of a gradient. Without it, C++ takes that of silu apart where the build has no kernel for CUDA
+_one_kernel = torch.library.Library("aten", "IMPL")
 
 
 def loaded_library(name: str) -> ctypes.CDLL:
@@ -199,6 +203,13 @@ def step_that_finds_no_infinity(self, optimizer, state, *args, **named):
     for found in state["found_inf_per_device"].values():
         found.item()
     return optimizer.step(*args, **named)
+
+
+def type_of_outputs() -> None:
+    """An output of a pipeline's stage is a plain tensor, in the module that asks for its type.
+    Without it, stages of PyTorch 2.15 keep what they have sent."""
+    if stage := sys.modules.get("torch.distributed.pipelining.stage"):
+        stage.type = lambda one: Tensor if isinstance(one, FakeTensor) else type(one)
 
 
 # the functions by which tensors leave the host. Without them, a copy to the GPU takes no time
