@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from traceback import walk_stack
 from unittest.mock import patch
 
 import torch
@@ -55,12 +56,10 @@ def stops_between_lookups() -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
 
     def stop(number, frame):
-        while frame is not None and frame.f_code is not find_torch_dispatch_rule.__code__:
-            frame = frame.f_back
-        if frame is None:
-            before(number, frame)
-        else:
+        if any(one.f_code is find_torch_dispatch_rule.__code__ for one, _ in walk_stack(frame)):
             threading.Timer(0.001, signal.raise_signal, [number]).start()
+        else:
+            before(number, frame)
 
     if not callable(before) or threading.current_thread() is not threading.main_thread():
         yield

@@ -18,6 +18,7 @@ from notebook_kernel import gone
 
 from ranklab.ranks import RankDied, RankRaised, RanksInterrupted, ranks, server
 from ranklab.ranks import world as parent
+from ranklab.ranks.asked import Asked
 from ranklab.ranks.devices import CannotBeHad, choose_device
 from ranklab.ranks.server import start
 from ranklab.ranks.stopping import abort_groups
@@ -193,6 +194,10 @@ def test_more_nccl_ranks_than_gpus():
         ranks(gpus + 1, backend="nccl")
 
 
+def asked(world_size, device=None, backend=None, share_gpus=False) -> Asked:
+    return Asked(world_size, device, backend, share_gpus, 60.0, (), None, False)
+
+
 def test_ranks_that_share_a_gpu_by_nccl(monkeypatch):
     """Mutations: an NCCL that is too old asked all the same, which hangs; its switch not set, or
     set where nothing is shared; several blocks a rank where they may not all fit; a CPU or gloo
@@ -207,17 +212,17 @@ def test_ranks_that_share_a_gpu_by_nccl(monkeypatch):
         (False, "wants a GPU for each rank: 2 ranks, 1 GPUs.* share one: share_gpus=True"),
     ):
         with pytest.raises(CannotBeHad, match=words):
-            choose_device(1, 2, 1, None, "nccl", share_gpus=share_gpus)
+            choose_device(1, 2, 1, asked(2, None, "nccl", share_gpus))
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 7))
-    asked = (2, 2, None, None), (2, 0, None, None), (2, 1, "cpu", None), (2, 1, None, "gloo")
-    backends = [choose_device(0, *one, share_gpus=True)[1] for one in asked]
+    cases = (2, None, None), (0, None, None), (1, "cpu", None), (1, None, "gloo")
+    backends = [choose_device(0, 2, gpus, asked(2, *of, True))[1] for gpus, *of in cases]
     assert backends == ["nccl", "gloo", "gloo", "gloo"]
     assert "NCCL_MULTI_RANK_GPU_ENABLE" not in os.environ
     assert os.environ["TORCH_NCCL_HIGH_PRIORITY"] == "1"  # messages overtake kernels
-    device, backend = choose_device(1, 2, 1, None, None, share_gpus=True)
+    device, backend = choose_device(1, 2, 1, asked(2, share_gpus=True))
     assert (device.index, backend, os.environ["NCCL_MULTI_RANK_GPU_ENABLE"]) == (0, "nccl", "1")
     assert "NCCL_MAX_CTAS" not in os.environ
-    assert choose_device(3, 4, 1, "cuda", "nccl", share_gpus=True)[1] == "nccl"
+    assert choose_device(3, 4, 1, asked(4, "cuda", "nccl", True))[1] == "nccl"
     assert os.environ["NCCL_MAX_CTAS"] == "4"
 
 
@@ -225,8 +230,8 @@ def test_devices_and_backends():
     """Mutation: NCCL for ranks that share a GPU; the CPU where there is a GPU; one GPU for all
     ranks."""
 
-    def chosen(size, *asked):
-        found = (choose_device(rank, size, *asked) for rank in range(size))
+    def chosen(size, gpus, *of):
+        found = (choose_device(rank, size, gpus, asked(size, *of)) for rank in range(size))
         return [(str(device), backend) for device, backend in found]
 
     assert chosen(2, 0, None, None) == chosen(2, 8, "cpu", None) == [("cpu", "gloo")] * 2

@@ -50,7 +50,7 @@ class Message:
     began_seconds: float  # since the log began
     # until the backend was done; None before, and where nobody tells: gloo's send and recv do not,
     # and NCCL has only enqueued a message when its work says that it is done
-    seconds: float | None
+    seconds: float | None = None
 
 
 class Total(NamedTuple):
@@ -100,7 +100,6 @@ class CommunicationLog:
             call.peer,
             call.chunk,
             begin - self._began,
-            None,
         )
         self.messages.append(message)
 
@@ -108,12 +107,10 @@ class CommunicationLog:
             message.seconds = time.perf_counter() - begin
 
         def handed_over(result):
-            work = next(
-                (leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.ScriptObject)), None
-            )
-            if work is None:  # the backend has waited itself
+            works = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.ScriptObject)]
+            if not works:  # the backend has waited itself
                 return stop()
-            work = dist.Work.unbox(work)  # None for a message of NCCL's batch
+            work = dist.Work.unbox(works[0])  # None for a message of NCCL's batch
             by = backend_for(call.own[0].device.type, call.group) if call.own else ""
             if work is None or by == "nccl":
                 return

@@ -17,6 +17,7 @@ import sysconfig
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
+from traceback import walk_stack
 from typing import NamedTuple
 
 import torch
@@ -162,23 +163,19 @@ class CopiesToHost(TorchFunctionMode):
 
 def counts_steps(tensor: Tensor) -> bool:
     """Whether the tensor is the step counter of an optimizer that is at work."""
-    frame = sys._getframe(1)
-    while frame is not None and not tensor.is_cuda:
-        optimizer = frame.f_locals.get("self")
-        if isinstance(optimizer, Optimizer):
-            return any(state.get("step") is tensor for state in optimizer.state.values())
-        frame = frame.f_back
-    return False
+    callers = (frame.f_locals.get("self") for frame, _ in walk_stack(sys._getframe(1)))
+    optimizer = next((one for one in callers if isinstance(one, Optimizer)), None)
+    states = optimizer.state.values() if optimizer and not tensor.is_cuda else ()
+    return any(state.get("step") is tensor for state in states)
 
 
 def user_frame():
     """The innermost call that is neither PyTorch's, nor this package's, nor the standard
     library's."""
-    frame = innermost = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
+    frames = [frame for frame, _ in walk_stack(sys._getframe(1))]
+
+    def is_users(file: str) -> bool:
         library = file.startswith(STANDARD) and not file.startswith(INSTALLED)
-        if not (library or file.startswith((*OURS, TORCH, "<frozen", "<__array"))):
-            return frame
-        frame = frame.f_back
-    return innermost
+        return not (library or file.startswith((*OURS, TORCH, "<frozen", "<__array")))
+
+    return next((one for one in frames if is_users(one.f_code.co_filename)), frames[0])

@@ -11,7 +11,8 @@ import time
 import zlib
 from collections.abc import Callable
 from hashlib import blake2b
-from itertools import groupby
+from itertools import groupby, islice
+from traceback import walk_stack
 from typing import NamedTuple
 
 import torch
@@ -150,14 +151,8 @@ class Checks:
 
 def is_waited_for() -> bool:
     """Whether `dist.send` or `dist.recv` makes this message and waits for it."""
-    frame = sys._getframe(2)
-    for _ in range(CALLERS):
-        frame = frame.f_back
-        if frame is None:
-            return False
-        if frame.f_code.co_filename == C10D and frame.f_code.co_name in WAITING:
-            return True
-    return False
+    callers = (frame.f_code for frame, _ in islice(walk_stack(sys._getframe(3)), CALLERS))
+    return any(code.co_filename == C10D and code.co_name in WAITING for code in callers)
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -19,39 +19,32 @@ class CannotBeHad(ValueError):
     """This machine cannot provide the requested device or backend: one sentence."""
 
 
-def choose_device(
-    rank: int,
-    world_size: int,
-    gpus: int,
-    device: str | None,
-    backend: str | None,
-    share_gpus: bool = False,
-) -> tuple[torch.device, str]:
+def choose_device(rank: int, ranks_here: int, gpus: int, asked: Asked) -> tuple[torch.device, str]:
     """(device, backend) of a rank. With a GPU for each rank: NCCL. With more ranks than GPUs: gloo,
     or NCCL by `share_gpus`. Without a GPU: gloo."""
+    device, backend = asked.device, asked.backend
     if device == "cuda" and not gpus:
         raise CannotBeHad("device is cuda, but this machine shows no CUDA GPU.")
-    if share_gpus and backend != "gloo" and gpus and device != "cpu":
-        if world_size > gpus:
-            allow_shared_gpus(ranks_per_gpu=-(-world_size // gpus))
+    if asked.share_gpus and backend != "gloo" and gpus and device != "cpu":
+        if ranks_here > gpus:
+            allow_shared_gpus(ranks_per_gpu=-(-ranks_here // gpus))
         backend = "nccl"
-    elif backend == "nccl" and (world_size > gpus or device == "cpu"):
+    elif backend == "nccl" and (ranks_here > gpus or device == "cpu"):
         raise CannotBeHad(
-            f"NCCL wants a GPU for each rank: {world_size} ranks, {gpus} GPUs. Leave backend away,"
+            f"NCCL wants a GPU for each rank: {ranks_here} ranks, {gpus} GPUs. Leave backend away,"
             f" or take gloo; NCCL {SHARING_NCCL} or newer can let ranks share one: share_gpus=True."
         )
     if not gpus or device == "cpu":
         return torch.device("cpu"), "gloo"
     # messages overtake the kernels beside which they run; NCCL's groups read this variable
     os.environ.setdefault("TORCH_NCCL_HIGH_PRIORITY", "1")
-    return torch.device("cuda", rank % gpus), backend or ("nccl" if world_size <= gpus else "gloo")
+    return torch.device("cuda", rank % gpus), backend or ("nccl" if ranks_here <= gpus else "gloo")
 
 
 def take_device(rank: int, ranks_here: int, asked: Asked) -> tuple[torch.device, str]:
     """Make this process one of so many ranks of this machine. Returns its device and its
     backend."""
-    wanted = asked.device, asked.backend, asked.share_gpus
-    device, backend = choose_device(rank, ranks_here, torch.cuda.device_count(), *wanted)
+    device, backend = choose_device(rank, ranks_here, torch.cuda.device_count(), asked)
     give_device(device)
     return device, backend
 

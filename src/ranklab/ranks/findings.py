@@ -129,8 +129,7 @@ def rows_by_channel(board: Board) -> list[dict[int, ChannelRow]]:
 def unfinished(board: Board) -> list[Unfinished]:
     """For each channel the first call that only some of its members have made. A channel that lost
     its row on some rank is left out."""
-    found = [_of_channel(board, used) for used in rows_by_channel(board)]
-    return [call for call in found if call is not None]
+    return [*filter(None, (_of_channel(board, used) for used in rows_by_channel(board)))]
 
 
 def _of_channel(board: Board, used: dict[int, ChannelRow]) -> Unfinished | None:
@@ -143,12 +142,10 @@ def _of_channel(board: Board, used: dict[int, ChannelRow]) -> Unfinished | None:
     came = [rank for rank, count in counts.items() if count >= number]
     if not came:
         return None
-    posts = []  # of that call, or of the earliest later call whose post is not overwritten
-    for rank in came:
-        row = used[rank]
-        post = board.post(rank, row.channel, max(number, row.first, row.count - DEPTH + 1))
-        if post is not None:
-            posts.append(post)
+    # of that call, or of the earliest later call whose post is not overwritten
+    kept = {rank: max(number, used[rank].first, used[rank].count - DEPTH + 1) for rank in came}
+    found = [board.post(rank, used[rank].channel, kept[rank]) for rank in came]
+    posts = [post for post in found if post is not None]
     if not posts:  # it was overwritten just now
         return None
     absent = [rank for rank in counts if rank not in came]

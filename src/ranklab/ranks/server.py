@@ -88,22 +88,17 @@ def why_not(error: BaseException) -> str:
         path = os.path.join(sys.path[0] or os.curdir, f"{name}.py")
         if os.path.exists(path) and not path.startswith(os.path.dirname(os.__file__)):
             return f"{os.path.abspath(path)} hides the module {name} that ranks import: rename it."
-    if isinstance(error, FileNotFoundError) and not _folder_exists():
-        return "The current folder was deleted: change to one that is there."
     if isinstance(error, FileNotFoundError):
+        try:
+            os.getcwd()
+        except OSError:
+            return "The current folder was deleted: change to one that is there."
         return "There must be a folder for temporary files: set TMPDIR to one."
     if isinstance(error, OSError) and error.errno == 24:
         return "More open files must be allowed: raise the limit with ulimit -n."
     if isinstance(error, (EOFError, ConnectionError)):  # the server has ended
         return NO_MEMORY
     return ""
-
-
-def _folder_exists() -> bool:
-    try:
-        return bool(os.getcwd())
-    except OSError:
-        return False
 
 
 @contextmanager

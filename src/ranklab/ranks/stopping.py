@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import forkserver
+from traceback import walk_stack
 from types import FrameType
 
 from ranklab.torch_internals import process_groups
@@ -59,11 +60,9 @@ def let_the_server_go():
 
 def importing(frame: FrameType | None) -> bool:
     """Whether an import is under way in this stack of calls."""
-    while frame is not None:
-        if frame.f_code.co_filename == IMPORTER:
-            return True
-        frame = frame.f_back
-    return False
+    return frame is not None and any(
+        one.f_code.co_filename == IMPORTER for one, _ in walk_stack(frame)
+    )
 
 
 def raise_in(thread: threading.Thread, wanted: Callable[[], bool]):
@@ -118,7 +117,7 @@ def cut_connections():
             if (
                 connection.family in (socket.AF_INET, socket.AF_INET6)
                 and connection.type == socket.SOCK_STREAM
-            ):
                 # gloo dies when its listener is shut
-                if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    connection.shutdown(socket.SHUT_WR)
+                and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            ):
+                connection.shutdown(socket.SHUT_WR)

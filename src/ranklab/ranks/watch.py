@@ -198,14 +198,13 @@ class Watch:
             begin = time.monotonic()
             process.join(self.exit_seconds)
             self.exit_seconds = max(0.0, self.exit_seconds - (time.monotonic() - begin))
-        if process.exitcode is not None:
+        if process.exitcode is not None or wire.closed:
             self.outcome.ends[rank] = Died(how_it_ended(process.exitcode), time.monotonic())
-        elif wire.closed:
-            how = "it closed its files, or became another program"
-            self.outcome.ends[rank] = Died(how, time.monotonic())
 
 
-def how_it_ended(exitcode: int) -> str:
+def how_it_ended(exitcode: int | None) -> str:
+    if exitcode is None:
+        return "it closed its files, or became another program"
     if exitcode >= 0:
         return f"its process ended with exit code {exitcode}"
     known = -exitcode in set(signal.Signals)
