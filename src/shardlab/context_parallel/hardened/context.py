@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ...common.agreement import agree, batch_of, facts_of, fingerprint, hand_out, unlogged
+from ...common.agreement import OF_TORCH, agree, batch_of, facts_of, fingerprint, hand_out, unlogged
 from ...common.collective_wire import Group
 from ...common.shards import cut_among
 from ...common.torch_internals import active_fake_mode, disable_modes, local_tensor, never_compiled
@@ -74,7 +74,7 @@ def context_parallel(model: nn.Module, context: core.Context, mix: type[core.Mix
     all ranks or on none, for a model that cannot be cut, and in a forward for ranks that have
     drifted apart."""
     rule = "the ranks of a context group have the same model"
-    facts = [fact for fact in facts_of(model) if "DTensor" not in fact]
+    facts = [fact for fact in facts_of(model) if not fact.endswith(OF_TORCH)]
     agree(facts, context.group, ValueError, rule, complaint_of(model))
     if is_real(context.group):
         whole = [p for p in model.parameters() if has_whole(p)]
