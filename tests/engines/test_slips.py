@@ -66,12 +66,17 @@ def test_each_slip_is_heard_and_no_right_number_is_blamed(known):
             assert slip.sentence in heard, (name, several, right, heard)
 
 
-FOURS = Slip("four.", times=4), Slip("four and a bit.", times=4.1)
-OTHERS = Slip("the other one.", of="other", times=2), Slip("less.", of="other", more=30)
+def slip(sentence: str, *ends: float) -> Slip:
+    """A slip with one number, or all between two."""
+    return Slip(sentence, tuple((0, end) for end in ends))
+
+
+FOURS = Slip("four.", ((4, 0),)), Slip("four and a bit.", ((4.1, 0),))
+OTHERS = Slip("the other one.", ((2, 0),), "other"), Slip("less.", ((1, 30),), "other")
 OWN = Slips((OTHERS[0], *FOURS, OTHERS[1]), ranks=4)
-EXACT = Slips((Slip("the sum.", number=1_111),), within=0, general=False)
-LISTED = Slip("ten.", number=10), Slip("thirties.", number=30, upto=39)
-MANY = Slips((*LISTED, Slip("less.", number=1, upto=90)), ranks=4, within=0.01)
+EXACT = Slips((slip("the sum.", 1_111),), within=0, general=False)
+LISTED = slip("ten.", 10), slip("thirties.", 30, 39)
+MANY = Slips((*LISTED, slip("less.", 1, 90)), ranks=4, within=0.01)
 
 
 def test_a_number_that_stands_for_a_thing_has_no_ratio(tmp_path):
@@ -82,11 +87,7 @@ def test_a_number_that_stands_for_a_thing_has_no_ratio(tmp_path):
     assert predictions.compare(name, 4).rows[0][-1] == "–"
 
 
-KEPT = Slips(
-    (Slip("fast.", times=0.1, upto=0.2), Slip("near.", number=150, upto=300)),
-    parts={"copies": (40, 0), "weights": (40, 1), "moments": (30, 2), "head": (4, 1)},
-    factors={9: "layers"},
-)
+KEPT = Slips((Slip("fast.", ((0.1, 0), (0.2, 0))), slip("near.", 150, 300)))
 
 
 @from_told("name, predicted, measured, known, slips, words")
@@ -96,9 +97,9 @@ def test_the_slip_behind_a_number(name, predicted, measured, known, slips, words
     first of the list said, or the general one before the quantity's own; the number of another
     prediction that is not measured yet taken for zero; 1,112 said to be the 1,111 of a slip where
     the number is exact; a sentence that is true of many numbers hides that of one among them, or
-    the right number, or is said beyond its end; a part that is not said, or another one; causes of
-    one number of which only the first is said; a range that hides a number, or has a wider end; a
-    rough guess in another unit that hears nothing."""
+    the right number, or is said beyond its end; causes of one number of
+    which only the first is said; a range that hides a number, or has a wider end; a rough guess in
+    another unit that hears nothing."""
     said = cause(name, predicted, measured, known, slips)
     assert begins(said, words) and bool(words) == bool(said)
 
@@ -133,16 +134,13 @@ def test_slips_are_text():
     """Must catch: a colon or comma that ends a number, a range whose ends are of two kinds, a line
     that goes on cut off, what is said of one prediction taken for the next one's."""
     slips = (
-        Slip("Less: two are missing.", times=1, more=-4_000),
-        *(Slip("One", number=1_999), Slip("One", times=1 / 3)),
-        *(Slip("Many.", times=10, upto=20), Slip("Many.", number=-3, upto=1e9)),
+        Slip("Less: two are missing.", ((1, -4_000),)),
+        *(slip("One", 1_999), Slip("One", ((1 / 3, 0),))),
+        *(Slip("Many.", ((10, 0), (20, 0))), slip("Many.", -3, 1e9)),
         Slip("Another's.", of="a: b, c"),
     )
-    parts = {"gradients": (2_000, 0), "of a kind": (8, 3)}
-    factors = {4: "heads, which share", 512: "tokens"}
-    peak = Slips(slips, 4, "", 0, False, parts, factors, 0.02)
-    assert slips_in(TEXT) == {"peak, bytes": peak, "rest": Slips()}
+    assert slips_in(TEXT) == {"peak, bytes": Slips(slips, 4, "", 0, False), "rest": Slips()}
     assert [slip.ends(9_000, {}) for slip in slips[3:]] == [(90_000, 180_000), (-3, 1e9), None]
-    for wrong in "- 4 is it|- x: It.|- 4 fold: It.|ranks four|alike 2|parts 4 heads".split("|"):
+    for wrong in "- 4 is it|- x: It.|- 4 fold: It.|ranks four|alike 2".split("|"):
         with pytest.raises(ValueError, match="^predictions.md, peak: "):
             slips_in(f"## peak\n\n{wrong}\n")

@@ -1,15 +1,14 @@
 """Wrong predictions, and what they come from: a locked number is answered like a function.
 
 A topic's `predictions.md` has the slips of its lab, see wrong_numbers.py. Slips of any quantity
-(elements for bytes, GB for GiB, the factor of the ranks, a part forgotten) are known without a
-list, from the unit in the prediction's name, its parts and its factors.
+(elements for bytes, GB for GiB, the factor of the ranks) are known without a list, from the unit in
+the prediction's name and its number of ranks.
 """
 
 import math
 import re
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from itertools import combinations
 from types import MappingProxyType
 
 from coursekit.sentences import with_values
@@ -21,7 +20,7 @@ from .wrong_numbers import Slips, slips_of
 OWN_FIT = 0.03  # a slip of the quantity explains a number that is so near to it
 GENERAL_HANDICAP = 0.005  # of two slips that fit alike, the quantity's own is the likelier
 SPAN_HANDICAP = 0.05  # of many numbers: said where no slip of one fits; of two, the first
-EXACT = 0.002
+GENERAL_FIT = 0.015
 NEAR_A_SLIP = 0.05  # further from it a number is about so many times the measured one
 SAID_AT_MOST = 3  # causes of one number
 ORDERS = 100  # times as much or as little: a unit, whose guess was a rough one
@@ -36,7 +35,8 @@ WITHIN_PERCENT = 1.0  # points
 
 def may_be_negative(name: str) -> bool:
     """Whether a reader may predict a number below zero: one that compares, or has such a slip."""
-    known = any((slip.number or 0) < 0 for slip in slips_of(name).slips)
+    ends = (end for slip in slips_of(name).slips for end in slip.times_and_more)
+    known = any(not times and more < 0 for times, more in ends)
     return known or re.search(r"\b(longer|higher|lower)\b", name) is not None
 
 
@@ -95,21 +95,19 @@ def _own(given, predicted, measured, known, points) -> Iterator[tuple[float, flo
 
 
 def _of_any(given, unit, predicted, measured, points) -> Iterator[tuple[float, float, float, str]]:
-    """One of those for the slips that any quantity of that unit, with those parts and factors, has:
-    one slip before two at a time, and all that give the same number."""
-    slips = [(*slip, False) for slip in _of_parts(given, unit, measured)]
-    slips += [(*slip, True) for slip in _general(unit, given.ranks, measured)]
+    """One of those for the slips that any quantity of that unit has: all that give the same
+    number."""
     fitting = []
-    for wrong, words, *two, of_the_unit in slips:
+    for wrong, words in _general(unit, given.ranks, measured):
         apart, times = _apart(predicted, wrong), wrong / measured
-        roughly = of_the_unit and (unit in _TIMES or not 1 / ORDERS < times < ORDERS)
-        fit = WITHIN_TIMED if roughly else EXACT if two else given.fit
+        roughly = unit in _TIMES or not 1 / ORDERS < times < ORDERS
+        fit = WITHIN_TIMED if roughly else GENERAL_FIT
         fit = min(fit, _apart(predicted, measured) / 2)  # it explains most of the difference
         if apart <= fit and times > 0 and abs(wrong - measured) > points:
-            fitting.append((bool(two), apart, times, words))
+            fitting.append((apart, times, words))
     if fitting:
-        two, nearest, times, _ = min(fitting)
-        words = [w for t, apart, _, w in fitting if t == two and apart <= nearest + given.fit / 2]
+        nearest, times, _ = min(fitting)
+        words = [words for apart, _, words in fitting if apart <= nearest + GENERAL_FIT / 2]
         said = ", or ".join(list(dict.fromkeys(words))[:SAID_AT_MOST])
         ratio = _how_much(float(f"{times:.9g}"))
         if nearest > NEAR_A_SLIP:
@@ -131,71 +129,24 @@ def _apart(one: float, other: float) -> float:
     return abs(one - other) / most if most else 0.0
 
 
-def _general(unit: str, ranks: int, right: float) -> Iterator[tuple]:
+def _general(unit: str, ranks: int, right: float) -> Iterator[tuple[float, str]]:
     """(wrong number, words) of the slips that any quantity of that unit on so many ranks has."""
     units = UNITS_OF_TIME if unit in _TIMES else UNITS_OF_SIZE if unit in UNITS_OF_SIZE else {}
-    size, counted = {**UNITS_OF_SIZE, **_TIMES}.get(unit), unit not in (*_TIMES, "percent")
-    if units is UNITS_OF_SIZE:
-        yield from _told("a size", right)
+    size = {**UNITS_OF_SIZE, **_TIMES}.get(unit)
     for other, other_size in units.items():
         if other_size != size:
             yield right * size / other_size, f"{other}, where {unit} are asked for"
-    if unit == "percent":
-        yield from _told("a percentage", right)
-    for power in (1e3, 1e6, 1e9) if unit in ("", "rate") else ():
-        yield right * power, "a prefix mixed up: k, M, G or T"
-        yield right / power, "a prefix mixed up: k, M, G or T"
-    if counted:
-        yield right * 10, "a zero too many", "two"
-        yield right / 10, "a zero too few", "two"
-    if counted and unit != "rate" and ranks > 1:
-        yield from _told("a number of ranks", right, n=ranks, few=FEW_RANKS)
-
-
-def _told(heading: str, right: float, **known) -> Iterator[tuple[float, str]]:
-    lines = with_values("slips.md", heading, known | dict(right=right))
-    return ((wrong, words) for wrong, _, words in lines)
-
-
-def _of_parts(given: Slips, unit: str, right: float) -> Iterator[tuple]:
-    """(wrong number, words) of parts that are forgotten, alone or too many, and of factors; two
-    such slips at a time must fit exactly. The first ones are the likeliest."""
-    edits = [(name, *edit) for name, part in given.parts.items() for edit in _edits(name, *part)]
-    there = {name: size * count for name, (size, count) in given.parts.items() if count}
-    alone = [
-        (sum(there[name] for name in names), f"the {' and the '.join(names)} alone")
-        for kept in range(1, min(3, len(there) - 1))
-        for names in combinations(there, kept)
-    ]
-    less = [(right + more, words) for _, more, words in edits if more < 0]
-    yield from less
-    yield from alone
-    yield from ((right + more, words) for _, more, words in edits if more > 0)
-    for many, of in given.factors.items():
-        yield right / many, f"one of {many} {of}"
-        yield right * many, f"once more for each of {many} {of}"
-    if unit in UNITS_OF_SIZE:
-        for wrong, words in (*alone, *less):
-            two = () if wrong in there.values() else ("two",)  # one part alone is likely
-            yield wrong / 2, f"{words}, in elements of half their bytes", *two
-            yield wrong / 4, f"{words}, in elements for bytes", *two
-    for (name, more, words), (other, most, also) in combinations(edits, 2):
-        if name != other:
-            yield right + more + most, f"{words} and {also}", "two"
-
-
-def _edits(name: str, size: float, count: int) -> Iterator[tuple[float, str]]:
-    """(how much more, words) of other numbers of a part than there are."""
-    if not count:
-        yield size, f"with the {name}, which are not there"
-        return
-    yield -size * count, f"without the {name}"
-    yield size * count, f"with the {name} twice"
-    if count > 2:
-        yield -size * (count - 1), f"with one of {count} {name}"
-    if count > 1:
-        yield -size, f"without one of {count} {name}"
-        yield size, f"with {count + 1} {name}, not {count}"
+    counted = unit not in (*_TIMES, "percent")
+    headings = {
+        "a size": unit in UNITS_OF_SIZE,
+        "a percentage": unit == "percent",
+        "a prefix": unit in ("", "rate"),
+        "a count": counted,
+        "a number of ranks": counted and unit != "rate" and ranks > 1,
+    }
+    known = dict(right=right, n=ranks, few=FEW_RANKS)
+    for heading in filter(headings.get, headings):
+        yield from ((wrong, words) for wrong, _, words in with_values("slips.md", heading, known))
 
 
 def _how_much(times: float) -> str:

@@ -6,7 +6,7 @@
 
     ## peak of the step, bytes
 
-    ranks 4; within 0.0005; parts 3 tensors of logits (logits each) + 0 gradients (64,363,520 each)
+    ranks 4; within 0.0005
 
     - 1 x - 2 * logits: Two tensors of logits are missing.
     - 5, 6, 1/3 x: One cause of several numbers: 5, 6 and a third of the measured number.
@@ -16,13 +16,12 @@
 Indented lines name numbers that several sentences need. The line below a heading says what the
 prediction is, if anything: the number of `ranks` that share it, its `unit` where its name says
 another one (`none`, or `choice` for a number that stands for something, of which no ratio is told),
-how near is right (`within`) and explained (`fit`), the `parts` that add up to it, the `factors` in
-it (`4 heads * 512 tokens`), and `these alone` where no slip of any quantity is tried.
+how near is right (`within`), and `these alone` where no slip of any quantity is tried.
 """
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
@@ -33,50 +32,36 @@ from .mistakes import sections
 
 @dataclass(frozen=True)
 class Slip:
-    """A wrong number that readers really lock, and the sentence that helps. The number is one of
-    its own; else the measured one, or that of another prediction, `of`, `times` so much and so much
-    `more`. With `upto`, another number, or other times where there is no number, the sentence is
-    true of every number from there up to that one; where the measured number is among them, nothing
-    is said."""
+    """A wrong number that readers really lock, and the sentence that helps. The number is so many
+    `times` the measured one, or that of another prediction, `of`, and so much `more`. With two such
+    pairs the sentence is true of every number between; where the measured number is among them,
+    nothing is said."""
 
     sentence: str
-    number: float | None = None
-    upto: float | None = None
-    times: float = 1.0
+    times_and_more: tuple[tuple[float, float], ...] = ((1.0, 0.0),)
     of: str = ""
-    more: float = 0
 
     def ends(self, right: float, known: Mapping[str, float]) -> tuple[float, float] | None:
         """The least and the largest wrong number, which are one without a range; None where another
         number of the lab is not measured yet."""
-        if self.number is not None:
-            first, last = self.number, self.upto
-        elif self.of and self.of not in known:
+        base = known.get(self.of) if self.of else right
+        if base is None:
             return None
-        else:
-            base = known[self.of] if self.of else right
-            first = self.times * base + self.more
-            last = None if self.upto is None else self.upto * base
-        last = first if last is None else last
-        return min(first, last), max(first, last)
+        ends = [times * base + more for times, more in self.times_and_more]
+        return min(ends), max(ends)
 
 
 @dataclass(frozen=True)
 class Slips:
     """Knowledge about a prediction: its slips, the number of ranks that shares it, its unit where
     the name says another or none, and how near counts as right (a share of the measured number; of
-    percent, points). `parts` add up to the number: name -> (size, how many), none of what readers
-    add though it is not there. `factors` are in it: how many -> of what. Where `general` is False,
-    only its own slips are tried."""
+    percent, points). Where `general` is False, only its own slips are tried."""
 
     slips: tuple[Slip, ...] = ()
     ranks: int = 1
     unit: str | None = None
     within: float | None = None
     general: bool = True
-    parts: Mapping[str, tuple[float, int]] = field(default_factory=dict)
-    factors: Mapping[int, str] = field(default_factory=dict)
-    fit: float = 0.015  # how near to a general slip; more where readers round
 
 
 def slips_of(name: str) -> Slips:
@@ -118,16 +103,14 @@ def _slips(item: str, numbers: dict[str, float]) -> list[Slip]:
         raise ValueError(f"{item!r} is not a number, a colon and a sentence.")
     if wrong.startswith("`"):
         return [Slip(sentence, of=wrong.strip("`"))]
-    return [Slip(sentence, **_wrong(one, numbers)) for one in wrong.split(", ")]
+    return [Slip(sentence, _times_and_more(one, numbers)) for one in wrong.split(", ")]
 
 
-def _wrong(words: str, numbers: dict[str, float]) -> dict[str, float]:
-    first, last, times, more = re.fullmatch(r"(.+?)(?: to (.+?))?( x)?( [-+] .+)?", words).groups()
-    kind = "times" if times else "number"
-    if more and not times:
-        return {"number": _number(words, numbers)}
-    ends = {kind: first, "upto": last, "more": more}
-    return {kind: _number(one, numbers) for kind, one in ends.items() if one}
+def _times_and_more(words: str, numbers: dict[str, float]) -> tuple[tuple[float, float], ...]:
+    ends, times, more = re.fullmatch(r"(.+?)( x)?((?<= x) [-+] .+)?", words).groups()
+    found = [_number(one, numbers) for one in ends.split(" to ")]
+    beside = _number(more or "0", numbers)
+    return tuple((one, beside) if times else (0, one) for one in found)
 
 
 def _about(words: str, numbers: dict[str, float]) -> dict:
@@ -138,13 +121,7 @@ def _about(words: str, numbers: dict[str, float]) -> dict:
             found["general"] = False
         elif key == "unit":
             found[key] = value.replace("none", "")
-        elif key == "parts":
-            parts = [re.fullmatch(r"(\d+) (.+) \((.+) each\)", part) for part in value.split(" + ")]
-            found[key] = {part[2]: (_number(part[3], numbers), int(part[1])) for part in parts}
-        elif key == "factors":
-            factors = [factor.split(" ", 1) for factor in value.split(" * ")]
-            found[key] = {int(many): of for many, of in factors}
-        elif key in ("ranks", "within", "fit"):
+        elif key in ("ranks", "within"):
             found[key] = _number(value, numbers)
         else:
             raise ValueError(f"{said!r} is nothing that a prediction has.")
