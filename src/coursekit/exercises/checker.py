@@ -68,11 +68,6 @@ def is_blank(error: BaseException) -> bool:
     return "ellipsis" in text_of(error).lower()
 
 
-def call(solution, **case):
-    """The default answer of a solution: its result."""
-    return solution(**case)
-
-
 @dataclass(frozen=True)
 class Exercise:
     """A function to write. `cases` are the arguments of the check; `right` is the sentence when all
@@ -96,7 +91,7 @@ class Exercise:
     misconceptions: tuple[Misconception, ...]
     right: str
     words: tuple[str, ...] = ()
-    answer: Callable = call
+    answer: Callable = lambda solution, **case: solution(**case)
     hint: str = ""
     half: str = ""
     errors: tuple[tuple[str, str], ...] = ()
@@ -118,9 +113,8 @@ class Exercise:
         order = [name for name in inspect.signature(self.reference).parameters if name in case]
         arguments = ", ".join(f"{name}={_show(case[name])}" for name in order)
         called = own_name(solution, self.name)
-        if self.of_a_value:
-            return self.name
-        return f"{called}({self.words[number] if self.words else arguments})"
+        called_with = f"{called}({self.words[number] if self.words else arguments})"
+        return self.name if self.of_a_value else called_with
 
 
 @dataclass(frozen=True)
@@ -163,13 +157,12 @@ def check(exercise: Exercise, solution: Any = _ABSENT, seconds: float = LIMIT_SE
     within the limit. The stop button ends the check at once: CheckInterrupted, which is a
     KeyboardInterrupt. NoExercise, a TypeError, for what is no exercise."""
     if not isinstance(exercise, Exercise) or solution is _ABSENT:
-        name = own_name(exercise, "your_function")
+        alone = solution is _ABSENT
+        has = "this call has one of them" if alone else f"the first is a {type(exercise).__name__}"
+        name = own_name(exercise if alone else None, "your_function")
         raise NoExercise(
-            "check wants an exercise and then your function, and this call has one of them alone:"
-            f" check(the_exercise, {name})."
-            if solution is _ABSENT
-            else "check wants an exercise and then your function; the first is a"
-            f" {type(exercise).__name__}: check(the_exercise, your_function)."
+            f"check wants an exercise and then your function, and {has}: check(the_exercise,"
+            f" {name})."
         )
     verdict = _tried(exercise, solution, seconds)
     before = sum(one is exercise for one in failed)

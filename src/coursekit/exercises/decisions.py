@@ -28,7 +28,7 @@ import re
 import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from importlib import import_module
 from types import CodeType
 from typing import Any, NamedTuple
@@ -49,11 +49,12 @@ _ALWAYS, _SAYS_NOTHING = "else", "..."
 
 
 class DecisionLine(NamedTuple):
-    """A condition and its sentence; or names and their values, an assignment."""
+    """A condition and its sentence; or names and their values, without a sentence."""
 
     condition: str
-    sentence: str = ""
-    assignment: str = ""
+    sentence: str
+    asked: CodeType
+    told: CodeType | None
 
 
 class DecisionGroup(NamedTuple):
@@ -61,6 +62,7 @@ class DecisionGroup(NamedTuple):
 
     condition: str
     beginning: str
+    asked: CodeType
     lines: list[DecisionLine]
 
 
@@ -69,18 +71,9 @@ class DecisionList:
     """One list, a property of an exercise: the sentence for a wrong answer, or None."""
 
     module: str  # whose names the conditions know
-    where: str  # file and heading, for tracebacks
     groups: tuple[DecisionGroup, ...]
     of_all: bool = False  # whether it must speak in every case, as a formula does
     joined: str = ""  # the words between what each heading says; empty where only one is heard
-
-    def __post_init__(self):
-        for group in self.groups:
-            self._asked(group.condition)
-            for line in group.lines:
-                self._asked(line.condition)
-                self._told(group, line)
-                _compiled(line.assignment, self.where, "exec")
 
     def __call__(self, found: Any, right: Any, **case) -> str | None:
         said = [one for _, one in self.speaking(found, right, **case) if one]
@@ -91,29 +84,14 @@ class DecisionList:
         given = dict(found=found, right=right, case=case)
         known = {**GIVEN, **vars(import_module(self.module)), **given, **case}
         for group in self.groups:
-            if not eval(self._asked(group.condition), known):
-                continue
-            for line in group.lines:
-                if line.assignment:
-                    exec(_compiled(line.assignment, self.where, "exec"), known)
-                elif eval(self._asked(line.condition), known):
-                    says_nothing = line.sentence == _SAYS_NOTHING
-                    yield line, None if says_nothing else eval(self._told(group, line), known)
+            for line in group.lines if eval(group.asked, known) else ():
+                if line.told is None:
+                    exec(line.asked, known)
+                elif eval(line.asked, known):
+                    yield line, eval(line.told, known)
                     if not self.joined:
                         return
                     break
-
-    def _asked(self, condition: str) -> CodeType:
-        return _compiled("True" if condition in ("", _ALWAYS) else condition, self.where)
-
-    def _told(self, group: DecisionGroup, line: DecisionLine) -> CodeType:
-        words = f"{group.beginning} {line.sentence}".strip()
-        return _compiled(f'f"""{words} """[:-1]', self.where)
-
-
-@cache
-def _compiled(source: str, where: str, mode: str = "eval") -> CodeType:
-    return compile(source, f"<{where}>", mode)
 
 
 class Decisions(NamedTuple):
@@ -125,29 +103,42 @@ class Decisions(NamedTuple):
 
 
 def decisions_of(blocks: Iterable[str], module: str, where: str) -> Decisions:
-    """The decisions in the blocks of an exercise."""
-    begun = [DecisionGroup("", "", [])]
+    """The decisions in the blocks of an exercise; `where` is their place in tracebacks. Raises
+    SyntaxError for a condition or a sentence that is no Python."""
+    compiled = partial(compile, filename=f"<{where}>", mode="eval")
+
+    def group(condition: str, beginning: str) -> DecisionGroup:
+        asked = compiled("True" if condition in ("", _ALWAYS) else condition)
+        return DecisionGroup(condition, beginning, asked, [])
+
+    begun = [group("", "")]
     lists, errors, kind = [(begun, False, "")], [], _RULE
     for block in blocks:
         term, colon, sentence = (" ".join(part.split()) for part in block.partition("\n: "))
-        line = DecisionLine(term, sentence) if colon else DecisionLine("", assignment=term)
         joined = _JOINED.fullmatch(block)
         if joined or block in (_RULE, _EACH_ALONE, _ERRORS):
-            kind, begun = block, [DecisionGroup("", "", [])]
+            kind, begun = block, [group("", "")]
             lists.append((begun, False, joined[1] if joined else ""))
         elif kind == _ERRORS:
             errors.append((term, sentence))
         elif block.startswith("### "):
             condition, _, beginning = term.removeprefix("### ").partition(" → ")
-            begun.append(DecisionGroup(condition, beginning, []))
-        elif kind == _EACH_ALONE and colon:
-            *before, last = begun
-            alone = [*before, last._replace(lines=[*last.lines, line])]
-            lists.append((alone, not last.condition, ""))
-        else:
+            begun.append(group(condition, beginning))
+        elif not colon:
+            line = DecisionLine("", "", compile(term, f"<{where}>", "exec"), None)
             begun[-1].lines.append(line)
+        else:
+            *before, last = begun
+            told = f'f"""{last.beginning} {sentence} """.strip()'
+            told = compiled("None" if sentence == _SAYS_NOTHING else told)
+            line = DecisionLine(term, sentence, group(term, "").asked, told)
+            if kind == _EACH_ALONE:
+                alone = [*before, last._replace(lines=[*last.lines, line])]
+                lists.append((alone, not last.condition, ""))
+            else:
+                last.lines.append(line)
     told = [
-        DecisionList(module, where, tuple(groups), *rest)
+        DecisionList(module, tuple(groups), *rest)
         for groups, *rest in lists
         if any(line.sentence for group in groups for line in group.lines)
     ]

@@ -24,17 +24,15 @@ def about_numbers(wanted: Sequence, given: Sequence, unit: str = "") -> str:
     wanted, given = [[plain_number(one) for one in some] for some in (wanted, given)]
     if not all(is_number(one) and abs(one) < 1e300 for one in (*wanted, *given)) or not all(wanted):
         return ""
-    if any(mine != theirs for mine, theirs in zip(given, wanted)) and (
-        any(all(_each_alike(given, [round(w, k) for w in wanted])) for k in range(4))
-        or all(_each_alike(given, [math.floor(w) for w in wanted]))
-    ):
+    rounded = [[round(one, k) for one in wanted] for k in range(4)] + [[*map(math.floor, wanted)]]
+    if given != wanted and any(_alike(given, one) for one in rounded):
         return "yours is rounded. Keep all digits, and divide with /, not //"
     ratios = [mine / theirs for mine, theirs in zip(given, wanted)]
-    if len(wanted) > 1 and all(_each_alike(ratios, ratios[:1] * len(ratios))):
+    if len(wanted) > 1 and _alike(ratios, ratios[:1] * len(ratios)):
         return _one_ratio(ratios[0], unit)
     if all(abs(ratio - 1) < NEAR for ratio in ratios):
         return "yours is near, in every case: a number in it is rounded, or a small term is missing"
-    if all(_each_alike(given, [1 / one for one in wanted])):
+    if _alike(given, [1 / one for one in wanted]):
         return "yours is upside down"
     return ""
 
@@ -46,13 +44,12 @@ def _one_ratio(ratio: float, unit: str) -> str:
         for name, size in units.items():
             if unit in units and math.isclose(ratio, units[unit] / size, rel_tol=1e-9):
                 return f"those are {name}, and {unit} are wanted"
-    if abs(ratio - 1) < NEAR:
-        return f"yours is {ratio:.4g} times that, in every case: a number in it is rounded"
-    return f"yours is {ratio:.4g} times that, in every case"
+    rounded = ": a number in it is rounded" * (abs(ratio - 1) < NEAR)
+    return f"yours is {ratio:.4g} times that, in every case{rounded}"
 
 
-def _each_alike(some: Sequence, others: Sequence) -> list[bool]:
-    return [math.isclose(one, other, rel_tol=1e-9) for one, other in zip(some, others)]
+def _alike(some: Sequence, others: Sequence) -> bool:
+    return all(math.isclose(one, other, rel_tol=1e-9) for one, other in zip(some, others))
 
 
 class OfRanks(list):

@@ -14,8 +14,9 @@ its k-th, whatever that is: like a real one. With async_op=True the sum is there
 """
 
 import threading
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch.distributed
@@ -41,8 +42,9 @@ class Sheet:
 
     def __init__(self, n: int):
         self.n, self.changed = n, threading.Condition()
-        self.mail: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
-        self.room: Counter[tuple[int, int]] = Counter()  # irecvs that nobody has waited for yet
+        # the messages from one rank to another, and how many of them have room there
+        self.mail: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
+        self.room: Counter[tuple[int, int]] = Counter()
         # to the k-th all-reduce, by rank
         self.brought: dict[int, dict[int, Tensor]] = defaultdict(dict)
         self.running, self.waiting = set(range(n)), {}
@@ -51,33 +53,37 @@ class Sheet:
         # errors of each rank's own code; being stopped is not one
         self.errors: dict[int, BaseException] = {}
 
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """A change that a waiting rank may wait for."""
+        with self.changed:
+            yield
+            self.changed.notify_all()
+
     def wait(self, rank: int, ready: Callable[[], bool], words: str):
         """Wait until `ready`, or raise Stuck when no rank can go on, as another has failed or also
-        waits: the same code fails in the same way each time. The caller holds `changed`."""
-        self.waiting[rank] = ready, words
-        while not ready() and self.trouble is None:
-            if len(self.waiting) == len(self.running) and not any(
-                can() for can, _ in self.waiting.values()
-            ):
-                said = "; ".join(
-                    f"rank {one} waits {self.waiting[one][1]}" for one in sorted(self.waiting)
-                )
-                self.trouble = Stuck(f"{said}: nobody can go on.")
-                self.changed.notify_all()
-            else:
-                self.changed.wait()
-        del self.waiting[rank]
-        if not ready():
-            raise Stuck(str(self.trouble))
+        waits: the same code fails in the same way each time."""
+        with self.changed:
+            self.waiting[rank] = ready, words
+            while not ready() and self.trouble is None:
+                waiting = sorted(self.waiting.items())
+                if len(waiting) == len(self.running) and not any(can() for _, (can, _) in waiting):
+                    said = "; ".join(f"rank {one} waits {words}" for one, (_, words) in waiting)
+                    self.trouble = Stuck(f"{said}: nobody can go on.")
+                    self.changed.notify_all()
+                else:
+                    self.changed.wait()
+            del self.waiting[rank]
+            if not ready():
+                raise Stuck(str(self.trouble))
 
     def end(self, rank: int, error: BaseException | None):
-        with self.changed:
+        with self.changing():
             self.running.discard(rank)
             if isinstance(error, (Stuck, RunsOn)):
                 self.trouble = self.trouble or error
             elif error is not None:
                 self.errors[rank] = error
-            self.changed.notify_all()
 
     def verdict(self) -> tuple[BaseException | None, list[int]]:
         """The error and the ranks that raised it; of several errors that of the lowest rank."""
@@ -116,60 +122,46 @@ class ThreadRank:
         return self._sheet.n
 
     def isend(self, tensor: Tensor, dst: int, group=None, tag: int = 0) -> "Later":
-        letter = self._post(tensor, dst)
-        self.isends.append(Later(lambda: self._until_taken(letter, dst)))
+        self.isends.append(self._sent(tensor, dst))
         return self.isends[-1]
 
     def send(self, tensor: Tensor, dst: int, group=None, tag: int = 0):
         """Waits until the message is taken, as a real send of many bytes does."""
-        self._until_taken(self._post(tensor, dst), dst)
+        self._sent(tensor, dst).wait()
 
-    def _until_taken(self, letter: Tensor, dst: int):
-        with self._sheet.changed:
-            letters, room = self._sheet.mail[self._rank, dst], self._sheet.room
-
-            def taken():
-                before = next((k for k, other in enumerate(letters) if other is letter), -1)
-                return before < room[self._rank, dst]
-
-            self._sheet.wait(self._rank, taken, f"until rank {dst} takes its message")
-
-    def _post(self, tensor: Tensor, dst: int) -> Tensor:
+    def _sent(self, tensor: Tensor, dst: int) -> "Later":
         self._peer(dst)
-        letter = tensor.detach().clone()
+        letter, way = tensor.detach().clone(), (self._rank, dst)
         self.messages_sent += 1
         self.elements_sent += letter.numel()
-        with self._sheet.changed:
-            self._sheet.mail[self._rank, dst].append(letter)
-            self._sheet.changed.notify_all()
-        return letter
+        with self._sheet.changing():
+            self._sheet.mail[way].append(letter)
+            number = len(self._sheet.mail[way])
+        taken = lambda: self._sheet.room[way] >= number
+        words = f"until rank {dst} takes its message"
+        return Later(lambda: self._sheet.wait(self._rank, taken, words))
 
     def recv(self, tensor: Tensor, src: int, group=None, tag: int = 0) -> int:
+        self.irecv(tensor, src).wait()
+        return src
+
+    def irecv(self, tensor: Tensor, src: int, group=None, tag: int = 0) -> "Later":
         self._peer(src)
-        with self._sheet.changed:
-            letters = self._sheet.mail[src, self._rank]
-            self._sheet.wait(self._rank, lambda: bool(letters), f"for rank {src}")
-            letter = letters.popleft()
-            self._sheet.changed.notify_all()  # the sender may wait for this
+        way = src, self._rank
+        with self._sheet.changing():
+            self._sheet.room[way] += 1
+            number, letters = self._sheet.room[way], self._sheet.mail[way]
+        return Later(lambda: self._into_its_room(tensor, src, number, letters))
+
+    def _into_its_room(self, tensor: Tensor, src: int, number: int, letters: list[Tensor]):
+        self._sheet.wait(self._rank, lambda: len(letters) >= number, f"for rank {src}")
+        letter = letters[number - 1]
         if letter.numel() != tensor.numel():
             raise ValueError(
                 f"rank {src} sent {letter.numel()} elements to rank {self._rank}, which made room"
                 f" for {tensor.numel()}."
             )
         tensor.detach().copy_(letter.view(tensor.shape))
-        return src
-
-    def irecv(self, tensor: Tensor, src: int, group=None, tag: int = 0) -> "Later":
-        self._peer(src)
-        with self._sheet.changed:
-            self._sheet.room[src, self._rank] += 1
-            self._sheet.changed.notify_all()  # the sender may wait for this
-        return Later(lambda: self._into_its_room(tensor, src))
-
-    def _into_its_room(self, tensor: Tensor, src: int):
-        self.recv(tensor, src)
-        with self._sheet.changed:
-            self._sheet.room[src, self._rank] -= 1
 
     P2POp = P2POp
 
@@ -194,35 +186,30 @@ class ThreadRank:
         if op not in (self.ReduceOp.SUM, self.ReduceOp.AVG, self.ReduceOp.MAX):
             raise ValueError(f"op = {op}: an all-reduce of thread ranks is a SUM, an AVG or a MAX.")
         self.reductions += 1
-        with self._sheet.changed:
-            brought = self._sheet.brought[self.reductions]
-            brought[self._rank] = tensor.detach().clone()
-            self._sheet.changed.notify_all()
         number = self.reductions
-        later = Later(lambda: self._reduce(tensor, op, brought, number))
+        with self._sheet.changing():
+            self._sheet.brought[number][self._rank] = tensor.detach().clone()
+        later = Later(lambda: self._reduce(tensor, op, number))
         return later if async_op else later.wait()
 
-    def _reduce(self, tensor: Tensor, op, brought: dict[int, Tensor], number: int):
-        with self._sheet.changed:
-            self._sheet.wait(
-                self._rank, lambda: len(brought) == self._sheet.n, f"in all-reduce {number}"
-            )
-        sizes = [brought[rank].numel() for rank in range(self._sheet.n)]
+    def _reduce(self, tensor: Tensor, op, number: int):
+        brought, n = self._sheet.brought[number], self._sheet.n
+        self._sheet.wait(self._rank, lambda: len(brought) == n, f"in all-reduce {number}")
+        sizes = [brought[rank].numel() for rank in range(n)]
         if len(set(sizes)) > 1:
             raise ValueError(
                 f"all-reduce {number}: the ranks bring {', '.join(map(str, sizes))} elements."
             )
-        parts = [brought[rank].reshape(tensor.shape) for rank in range(self._sheet.n)]
+        parts = [brought[rank].reshape(tensor.shape) for rank in range(n)]
         reduced = torch.stack(parts).amax(0) if op == self.ReduceOp.MAX else sum(parts)
-        tensor.detach().copy_(reduced / self._sheet.n if op == self.ReduceOp.AVG else reduced)
+        tensor.detach().copy_(reduced / n if op == self.ReduceOp.AVG else reduced)
 
     def broadcast(self, tensor: Tensor, src: int, group=None):
         if self._rank != src:
             self.recv(tensor, src)
-            return
-        for rank in range(self._sheet.n):
-            if rank != src:
-                self._post(tensor, rank)
+        else:
+            for rank in {*range(self._sheet.n)} - {src}:
+                self._sent(tensor, rank)
 
     def _peer(self, rank: int):
         if not isinstance(rank, int) or not 0 <= rank < self._sheet.n or rank == self._rank:
