@@ -31,9 +31,9 @@ from sphinx.util.docutils import SphinxRole
 from bookkit.cards import CardDirective
 from bookkit.lab_pages import PREDICTIONS, ROW
 from bookkit.learner import has_tag
-from coursekit.exercises.elsewhere import elsewhere, to_three_digits
 from coursekit.exercises.mistakes import mistakes_in, solutions
 from coursekit.exercises.wrong_numbers import Slips, slips_of
+from coursekit.planner.links import link_rates
 from coursekit.recordings.recordings import Recording, read_all
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,9 @@ logger = logging.getLogger(__name__)
 # lock a prediction, to fill a blank. It gives about half an hour for the core of each lab.
 WORDS_A_MINUTE, RUN, LOCK, BLANK = 200, 0.3, 0.75, 5
 MISTAKES, SLIPS = 5, 4  # shown of an exercise, and of a prediction; the lab itself knows more
+
+UNRECORDED = "the room's own: nobody has recorded it"  # a number on a GPU
+VIRTUAL = "*virtual*"
 
 HEADING = re.compile(r"^#{1,2} (.+)$", re.MULTILINE)
 IMPORTED = re.compile(r"from coursekit\.topics\.(\w+)\.exercises import \(?([\w, \n]+)")
@@ -175,19 +178,48 @@ def section_notes(part: Section, numbers: dict[str, str], recordings: list[Recor
 def _expected(names, numbers: dict[str, str], recordings) -> list[str]:
     """The table of numbers without a GPU, on one and on several, and where those are from."""
     lines = ["| to predict | no GPU | one GPU | several |", "| :-- | --: | :-- | :-- |"]
-    said, virtual = {}, False
+    said = {}
     for name in names:
-        entry = elsewhere(name)
-        one, recording = entry.on_one(recordings)
-        several = entry.on_several(one)
+        one, several, recording = on_gpus(slips_of(name).on_gpus, recordings)
         if recording:
             said[recording.label] = None
-        virtual = virtual or entry.virtual is not None
         lines.append(f"| {_plain(name)} | {numbers.get(name, '–')} | {one} | {several} |")
     notes = [f"Rows named in the table are {label}." for label in said]
-    if virtual:
+    if VIRTUAL in "".join(lines):
         notes.append("*Virtual*: what virtual GPUs reckon with, four fifths of a datasheet.")
     return [*lines, "", *([" ".join(notes)] if notes else [])]
+
+
+def on_gpus(said: str, recordings: list[Recording]) -> tuple[str, str, Recording | None]:
+    """The words for one GPU and for several, and the recording that they are from: the first on a
+    GPU that has the row. Rates of virtual GPUs are told for several; for one, nobody has recorded
+    the number."""
+    if not said.startswith("`"):
+        return said, said if said == Slips.on_gpus else "as on one", None
+    found = []
+
+    def recorded(row: str, **case) -> float:
+        gpus = (one for one in recordings if one.hardware.kind == "gpu")
+        found.append(next((one, rows[0]) for one in gpus if (rows := one.find(row, **case))))
+        return found[0][1].value
+
+    try:
+        number = eval(said.strip("`"), dict(recorded=recorded, link_rates=link_rates))
+    except StopIteration:
+        return UNRECORDED, "as on one", None
+    if not found:
+        return UNRECORDED, f"{to_three_digits(number)}, {VIRTUAL}", None
+    (recording, row), *_ = found
+    of = f", of {task}" if (task := row.case.get("task")) else ""
+    return f"{to_three_digits(number)}, `{row.name}`{of}", "as on one", recording
+
+
+def to_three_digits(number: float) -> str:
+    """A whole number as it is, another to three digits."""
+    if isinstance(number, int):
+        return f"{number:,}"
+    rounded = float(f"{number:.3g}")
+    return f"{round(rounded):,}" if rounded == round(rounded) else f"{rounded:g}"
 
 
 def _wrong_numbers(name: str, numbers: dict[str, str]) -> list[str]:

@@ -7,17 +7,17 @@ from dataclasses import replace
 import nbformat
 import pytest
 import yaml
-from facilitator import card, instructors_edition, measured_numbers, sections
-from pages import ROOT
-
-from coursekit import topics
-from coursekit.exercises.elsewhere import (
-    SAME_ANYWHERE,
+from facilitator import (
     UNRECORDED,
-    Elsewhere,
-    elsewhere,
+    card,
+    instructors_edition,
+    measured_numbers,
+    on_gpus,
+    sections,
     to_three_digits,
 )
+from pages import ROOT
+
 from coursekit.exercises.slips import slips_of, unit_in
 from coursekit.recordings.recordings import read_all
 
@@ -66,10 +66,8 @@ def test_the_instructors_edition_is_the_stored_lab_with_notes():
 
 
 def test_each_number_says_where_it_is_from_on_gpus():
-    """Must catch: seconds of this machine called the same on a GPU, an entry of a prediction that
-    no lab has, a row that no recording has, a recording of a CPU taken for a GPU's, a number that
-    was worked out with no name beside it."""
-    listed = {name for module in topics.modules("elsewhere") for name in module.ELSEWHERE}
+    """Must catch: seconds of this machine called the same on a GPU, a row that no recording has, a
+    recording of a CPU taken for a GPU's, a number that was worked out with no name beside it."""
     locked = {
         name
         for path in LABS
@@ -78,21 +76,18 @@ def test_each_number_says_where_it_is_from_on_gpus():
     }
     times = {"rate", "microseconds", "milliseconds", "ms", "seconds"}
     timed = {name for name in locked if unit_in(name) in times}
-    assert timed <= listed <= locked
-    rows = [elsewhere(name) for name in listed if elsewhere(name).row]
-    assert rows and all(entry.on_one(RECORDINGS)[1] for entry in rows)
+    said = {name: slips_of(name).on_gpus for name in locked}
+    listed = {name for name in locked if said[name] != "the same"}
+    assert timed <= listed
+    rows = [words for words in said.values() if "recorded(" in words]
+    assert rows and all(on_gpus(words, RECORDINGS)[2] for words in rows)
     ours = [replace(one, hardware=replace(one.hardware, kind="cpu")) for one in RECORDINGS]
-    assert all(entry.on_one(ours) == (UNRECORDED, None) for entry in rows)
-    memory, link = elsewhere("memory, GB/s"), elsewhere("link, GB/s")
-    one, recording = memory.on_one(RECORDINGS)
+    assert all(on_gpus(words, ours) == (UNRECORDED, "as on one", None) for words in rows)
+    *words, recording = on_gpus(said["memory, GB/s"], RECORDINGS)
     (row,) = recording.find("roofline.memory")
-    assert one == f"{to_three_digits(row.value / 1e9)}, `roofline.memory`"
-    assert memory.on_several(one) == "as on one"
-    assert (link.on_one(RECORDINGS)[0], link.on_several(UNRECORDED)) == (
-        UNRECORDED,
-        "360, *virtual*",
-    )
-    assert elsewhere("stage 1, bytes") == Elsewhere(said=SAME_ANYWHERE)
+    assert words == [f"{to_three_digits(row.value / 1e9)}, `roofline.memory`", "as on one"]
+    assert on_gpus(said["link, GB/s"], RECORDINGS) == (UNRECORDED, "360, *virtual*", None)
+    assert on_gpus(said["stage 1, bytes"], RECORDINGS) == ("the same", "the same", None)
     text = card(nbformat.read(LABS[1], as_version=4), RECORDINGS)
     assert f"Rows named in the table are {recording.label}." in text and "*Virtual*:" in text
 

@@ -24,15 +24,13 @@ BY_DESIGN = {
     for names, patterns, _ in cells("test_names::by design")
     for name in names.split()
 }
-READ_ALONE = ({"formulas"}, {"elsewhere"})  # an engine finds their modules by the topic
 
 
 def kind(path: Path) -> str:
     """A topic's formulas: functions are quantities and their places, read by the registry and
-    imported from nowhere else, and the registry refuses a second quantity of one name. So are the
-    sources of a lab's numbers."""
-    registered = [name for name in ("formulas", "elsewhere") if name in (path.stem, *path.parts)]
-    return registered[0] if "topics" in path.parts and registered else "imported"
+    imported from nowhere else, and the registry refuses a second quantity of one name."""
+    of_formulas = "topics" in path.parts and "formulas" in (path.stem, *path.parts)
+    return "formulas" if of_formulas else "imported"
 
 
 def hardened(paths: list[Path]) -> list[Path]:
@@ -55,7 +53,7 @@ def defined_more_than_once(packages: list[Path], by_design=BY_DESIGN) -> dict[st
     return {
         name: [path.as_posix() for path in paths]
         for name, paths in modules.items()
-        if len(paths) > 1 and (name in by_design or {*map(kind, paths)} not in READ_ALONE)
+        if len(paths) > 1 and (name in by_design or {*map(kind, paths)} != {"formulas"})
     }
 
 

@@ -16,7 +16,10 @@
 Indented lines name numbers that several sentences need. The line below a heading says what the
 prediction is, if anything: the number of `ranks` that share it, its `unit` where its name says
 another one (`none`, or `choice` for a number that stands for something, of which no ratio is told),
-how near is right (`within`), and `these alone` where no slip of any quantity is tried.
+how near is right (`within`), and `these alone` where no slip of any quantity is tried. Bytes,
+messages and sums are the same on any device; of what is timed the line says for whoever teaches
+where the number comes from `on GPUs`, in words or in Python: a recorded row, or rates of virtual
+GPUs.
 """
 
 import re
@@ -62,6 +65,7 @@ class Slips:
     unit: str | None = None
     within: float | None = None
     general: bool = True
+    on_gpus: str = "the same"
 
 
 def slips_of(name: str) -> Slips:
@@ -119,6 +123,8 @@ def _about(words: str, numbers: dict[str, float]) -> dict:
         key, _, value = said.partition(" ")
         if said == "these alone":
             found["general"] = False
+        elif said.startswith("on GPUs "):
+            found["on_gpus"] = said.removeprefix("on GPUs ")
         elif key == "unit":
             found[key] = value.replace("none", "")
         elif key in ("ranks", "within"):

@@ -8,7 +8,6 @@ topic needs no entry in any list:
     pictures.py                  still pictures of pages, drawn as SVG (PICTURES)
     exercises.py                 exercises, with the wrong solutions that readers write
     predictions.md, mistakes.md  wrong numbers that readers of the lab lock, and wrong solutions
-    elsewhere.py                 sources of the lab's numbers on machines that have GPUs
     lab.py                       what the lab builds, trains, weighs and counts
     runs.py                      what `make gpu` records (RUNS) and what `make bench` races
                                  (BENCHES)
