@@ -3,7 +3,7 @@
 
 import json
 
-from coursekit.lab.rehearsed import RECORDED, example_text, rehearsed_all
+from coursekit.topics.slow_to_fast.rehearsed import RECORDED, example_text, rehearsed_all
 
 SCRIPT = example_text("train_gpt2.py")
 FORGOT = SCRIPT.replace("microbatch == ACCUMULATE - 1", "True")

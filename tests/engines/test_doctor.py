@@ -14,9 +14,8 @@ from told import from_told
 
 from coursekit.__main__ import main
 from coursekit.machine import capabilities, doctor
-from coursekit.machine.capabilities import find_device, memory_bytes
+from coursekit.machine.capabilities import MemoryLimit, find_device, memory_bytes
 from coursekit.machine.doctor import Diagnosis, rows_of_labs
-from coursekit.machine.limit import MemoryLimit
 from coursekit.machine.units import has_units
 from ranklab.measure.clock import MedianSeconds
 

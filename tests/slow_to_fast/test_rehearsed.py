@@ -7,7 +7,12 @@ import pytest
 from night import at_night
 from pages import ROOT
 
-from coursekit.lab.rehearsed import RECORDED, answer_elsewhere, exposed_percent, rehearsed_all
+from coursekit.topics.slow_to_fast.rehearsed import (
+    RECORDED,
+    answer_elsewhere,
+    exposed_percent,
+    rehearsed_all,
+)
 
 ASKED = runpy.run_path(str(ROOT / "tools" / "store_rehearsals.py"))["ASKED"]
 KNOWN = json.loads(RECORDED.read_text(encoding="utf-8"))

@@ -4,6 +4,5 @@ capabilities.py  the abilities that a lab needs, found by trying
 units.py         the types of numbers that it multiplies, and in which units
 doctor.py        whether labs run here, and what to do if not
 apart.py         work in a process of its own, which ends in bounded time
-limit.py         running out of memory without harm
 regular_file.py  JSON that somebody else wrote
 """

@@ -3,13 +3,16 @@ compute does not count."""
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from coursekit.machine.limit import control_groups
 from coursekit.sentences import first_sentence
 from ranklab.measure.clock import cores
+
+UNLIMITED = 2**60  # version 1 of control groups says 2**63 less a page
 
 
 def find_device() -> tuple[torch.device, str]:
@@ -37,6 +40,57 @@ def memory_bytes(device: torch.device) -> int | None:
     except (AttributeError, ValueError, OSError):  # Windows has no sysconf
         return None
     return min([installed, *(group.most for group in control_groups())])
+
+
+class MemoryLimit(NamedTuple):
+    """Bytes that processes of a container, a job or a service may use together, and do use."""
+
+    most: int
+    used: int  # without pages of files, which the system takes back when memory is short
+
+
+# a control group's folder, by version: its files, and the line of memory.stat with pages of files
+VERSIONS = {
+    2: ("memory.max", "memory.current", "inactive_file"),
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
+
+def control_groups(
+    own: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
+) -> Iterator[MemoryLimit]:
+    """The control groups around this process that have a limit of memory: a container's, a Slurm
+    job's, a service's, of either version, and those around them. None where the system has no
+    control groups."""
+    try:
+        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
+        return
+    for _, controllers, place in lines:
+        version = 1 if "memory" in controllers.split(",") else 2 if not controllers else 0
+        if not version:
+            continue
+        root = mounted / "memory" if version == 1 else mounted
+        inside = Path(place.lstrip("/"))
+        folders = [root / part for part in (inside, *inside.parents)]
+        for folder in dict.fromkeys([*folders, root]):  # a container sees its own as the root
+            if group := control_group(folder, version):
+                yield group
+
+
+def control_group(folder: Path, version: int) -> MemoryLimit | None:
+    """The control group of a folder, None without a limit."""
+    most, used, files = VERSIONS[version]
+    try:
+        most, used = (int((folder / name).read_text()) for name in (most, used))
+    except (OSError, ValueError):  # "max", or a controller that is off here
+        return None
+    try:
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        used -= int(stat[files])
+    except (OSError, ValueError, KeyError):
+        pass
+    return MemoryLimit(most, max(0, used)) if most < UNLIMITED else None
 
 
 def preset_of(device: torch.device):

@@ -14,6 +14,7 @@ from coursekit.show.tables import Table
 from coursekit.topics.where_the_memory_goes import exercises, runs
 from coursekit.topics.where_the_memory_goes.figures import timeline_figure
 from coursekit.topics.where_the_memory_goes.formulas.step import step_timeline
+from coursekit.topics.where_the_memory_goes.limit import try_within as try_within
 from ranklab.measure.ledger import Ledger
 from shardlab.gpt import GPT, GPTConfig
 

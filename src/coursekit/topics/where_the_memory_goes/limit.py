@@ -1,19 +1,17 @@
 """Running out of memory without harm: run something under a limit, and see how far it gets.
 
-    limit = 900 * 2**20
-    cannot_try(limit, device)        # "" or why nothing is tried: the machine is asked first
-                                     # whether it has that much to give
-    try_within(limit, device, train_once, [dict(microbatch=2), dict(microbatch=4)])     #
-    # [Attempt(case, error), ...]
+    try_within(900 * 2**20, device, train_once, [dict(microbatch=2), dict(microbatch=4)])
+    # Tried: what fitted, what did not and why; or why nothing was tried
 
-On a GPU the limit is this process's share of the card, put back afterwards. On a CPU the work runs
-in a process of its own, which the system holds to the limit.
+The machine is asked first whether it has that much to give. On a GPU the limit is this process's
+share of the card, put back afterwards. On a CPU the work runs in a process of its own, which the
+system holds to the limit.
 """
 
 import gc
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any, NamedTuple
@@ -22,8 +20,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from coursekit.machine.apart import apart
+from coursekit.machine.capabilities import control_groups
 
-UNLIMITED = 2**60  # version 1 says 2**63 less a page
 SPARE = 2  # this many times the limit must be free before anything is tried
 LINE_LENGTH = 66  # of what a lab prints
 CHILD_SECONDS = 300  # against a process that hangs
@@ -41,7 +39,7 @@ class Tried(NamedTuple):
     """The attempts, or why none was made."""
 
     attempts: list[Attempt]
-    why_not: str
+    why_not: str = ""
 
     @property
     def fitted(self) -> list[int]:
@@ -73,57 +71,6 @@ def free_bytes(device: torch.device) -> int | None:
     return min([free, *(group.most - group.used for group in control_groups())])
 
 
-class MemoryLimit(NamedTuple):
-    """Bytes that processes of a container, a job or a service may use together, and do use."""
-
-    most: int
-    used: int  # without pages of files, which the system takes back when memory is short
-
-
-# a control group's folder, by version: its files, and the line of memory.stat with pages of files
-VERSIONS = {
-    2: ("memory.max", "memory.current", "inactive_file"),
-    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-}
-
-
-def control_groups(
-    own: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
-) -> Iterator[MemoryLimit]:
-    """The control groups around this process that have a limit of memory: a container's, a Slurm
-    job's, a service's, of either version, and those around them. None where the system has no
-    control groups."""
-    try:
-        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
-    except OSError:
-        return
-    for _, controllers, place in lines:
-        version = 1 if "memory" in controllers.split(",") else 2 if not controllers else 0
-        if not version:
-            continue
-        root = mounted / "memory" if version == 1 else mounted
-        inside = Path(place.lstrip("/"))
-        folders = [root / part for part in (inside, *inside.parents)]
-        for folder in dict.fromkeys([*folders, root]):  # a container sees its own as the root
-            if group := control_group(folder, version):
-                yield group
-
-
-def control_group(folder: Path, version: int) -> MemoryLimit | None:
-    """The control group of a folder, None without a limit."""
-    most, used, files = VERSIONS[version]
-    try:
-        most, used = (int((folder / name).read_text()) for name in (most, used))
-    except (OSError, ValueError):  # "max", or a controller that is off here
-        return None
-    try:
-        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        used -= int(stat[files])
-    except (OSError, ValueError, KeyError):
-        pass
-    return MemoryLimit(most, max(0, used)) if most < UNLIMITED else None
-
-
 def cannot_try(limit_bytes: int, device: torch.device) -> str:
     """One sentence that says why try_within cannot be used here; empty if it can."""
     if device.type == "cpu" and sys.platform != "linux":
@@ -141,14 +88,13 @@ def cannot_try(limit_bytes: int, device: torch.device) -> str:
 
 def try_within(
     limit_bytes: int, device: torch.device, work: Callable, cases: Sequence[dict]
-) -> list[Attempt]:
+) -> Tried:
     """Call work(**case) for one case after the other with at most `limit_bytes` more than there is
-    now; the first that does not fit is the last. Any other error of `work` is raised. Raises
-    ValueError with cannot_try's sentence where that has one."""
-    reason = cannot_try(limit_bytes, device)
-    if reason:
-        raise ValueError(reason)
-    return (_on_gpu if device.type == "cuda" else _in_child)(limit_bytes, device, work, cases)
+    now; the first that does not fit is the last. Any other error of `work` is raised."""
+    if why_not := cannot_try(limit_bytes, device):
+        return Tried([], why_not)
+    run = _on_gpu if device.type == "cuda" else _in_child
+    return Tried(run(limit_bytes, device, work, cases))
 
 
 def attempt_each(work: Callable, cases: Sequence[dict]) -> list[Attempt]:
@@ -189,10 +135,10 @@ def _in_child(limit_bytes, device, work, cases):
     found = apart(_held_to, limit_bytes, work, list(cases), seconds=CHILD_SECONDS)
     if isinstance(found, str):
         raise RuntimeError(f"the process that tried it failed: {found}")
-    return [Attempt(*attempt) for attempt in found]
+    return found
 
 
-def _held_to(limit_bytes, work, cases) -> list[tuple] | str:
+def _held_to(limit_bytes, work, cases) -> list[Attempt] | str:
     """The attempts of a process of its own, or another error. A first forward, backward and update
     load some 100 MiB, which are not the work's: a step is taken before memory is counted."""
     import resource  # not on Windows
@@ -204,7 +150,7 @@ def _held_to(limit_bytes, work, cases) -> list[tuple] | str:
     _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (taken + limit_bytes, hard_limit))
     try:
-        return [tuple(attempt) for attempt in attempt_each(work, cases)]
+        return attempt_each(work, cases)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:  # the answer itself always fits

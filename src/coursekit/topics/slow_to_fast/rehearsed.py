@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..formulas.presets import DATA
-from ..show.tables import Table
+from coursekit.formulas.presets import DATA
+from coursekit.show.tables import Table
 
 OF_EXAMPLES = (DATA / "examples", DATA.parents[2] / "examples")  # of a wheel, of the repository
 RECORDED = DATA / "rehearsed.json"  # answers where PyTorch takes no stand-in for CUDA
