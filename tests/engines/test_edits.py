@@ -1,4 +1,4 @@
-"""Wrong solutions as edits of the right one, and what wrong answers have in common."""
+"""Wrong solutions as edits of the right one, and decisions about wrong answers."""
 
 import sys
 from types import ModuleType
@@ -11,7 +11,7 @@ from coursekit.exercises.checker import Exercise, judge
 from coursekit.exercises.decisions import decisions_of
 from coursekit.exercises.edits import Topic, edited
 from coursekit.exercises.mistakes import decisions_in
-from coursekit.exercises.properties import CaseTried, OfRanks, how_they_differ
+from coursekit.exercises.properties import not_finite
 
 MOST = 8  # listed wrong solutions of an exercise
 TEXT = sample("mistakes.md")
@@ -112,21 +112,7 @@ def test_lists_are_short_and_belong_to_an_exercise(module):
     assert not long, f"more than {MOST} sentences, make a property of some: {long}"
 
 
-def said(found, right, kind=OfRanks):
-    return how_they_differ([CaseTried({}, kind(found), kind(right))])
-
-
-@from_told("found, right, words")
-def test_a_property_has_its_words(found, right, words):
-    """Must catch: a property that another hides, the wrong rank named."""
-    assert words in said(found, right)
-
-
-def test_factors_are_those_of_the_case():
-    """Must catch: a factor that fits in one case alone; the 2 of two ranks said for the 2 of two
-    microbatches."""
-    tries = [CaseTried(dict(parts=k), [6.0 * k, k], [6.0, 1]) for k in (2, 3)]
-    assert how_they_differ(tries) == "yours is parts (2, 3) times what it should be"
-    tries[1] = CaseTried(dict(parts=3), [6.0 * 4, 4], [6.0, 1])
-    assert how_they_differ(tries) == ""
-    assert said([7.0, 3.0], [1.0, 2.0], list) == ""
+@from_told("found, words")
+def test_what_is_not_finite_has_its_words(found, words):
+    """Must catch: a nan within a list passed over, or words for a finite number."""
+    assert not_finite(found).startswith(words) and bool(words) == bool(not_finite(found))

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 from coursekit.machine.apart import CannotGoApart, Ended, apart
 from coursekit.sentences import data_text
@@ -25,7 +25,7 @@ from ranklab.ranks.messages import text_of
 from .missing_names import ShownAlone
 from .numbers import is_number, plain_number, same
 from .patience import at_most
-from .properties import CaseTried, OfRanks, about_numbers, how_they_differ
+from .properties import OfRanks, about_numbers, not_finite
 
 LIMIT_SECONDS = 30.0  # for all cases together
 SHOWN_CHARACTERS = 240  # of a value in a sentence
@@ -66,6 +66,14 @@ class Failure(str):
 def is_blank(error: BaseException) -> bool:
     """Whether the value comes from a blank that was not filled in, `...`."""
     return "ellipsis" in text_of(error).lower()
+
+
+class CaseTried(NamedTuple):
+    """One case of a check: the arguments, the answer that was found, and the right one."""
+
+    case: dict[str, Any]
+    found: Any
+    right: Any
 
 
 @dataclass(frozen=True)
@@ -233,7 +241,7 @@ def judge(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS
         return Verdict(False, f"{said.removesuffix('.')}: a number is wanted.")
     if not hidden and "yours gives" not in said and "and is" not in said:
         return Verdict(False, said)  # the answer's own sentence
-    how = about_numbers(wanted, given, exercise.unit) or how_they_differ(tries)
+    how = about_numbers(wanted, given, exercise.unit) or not_finite(given[wrong])
     return Verdict(False, f"{said.removesuffix('.')}: {how}." if how else said)
 
 

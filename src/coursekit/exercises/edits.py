@@ -69,7 +69,9 @@ class Topic:
         """The exercise. Without a `solution` the right one is that of the lab, a stored cell tagged
         solution that checks it. Raises KeyError if no lab has one, ValueError if an edit finds
         nothing."""
-        self._add_decisions(key, rest)
+        where = f"{self.name}/mistakes.md, {key}"
+        found = decisions_of(self.decisions.get(key, []), self.module.__name__, where)
+        rest |= dict(properties=found.lists, errors=found.errors)
         of_lab = f"{self.name}.{key}"
         rest["half"] = solutions().get(of_lab, {}).get("half", "")
         if rest.get("of_a_value"):
@@ -86,13 +88,6 @@ class Topic:
         wrong = self._misconceptions(key, lambda block: made(edited(source, block), names, key))
         self.before[reference.__name__] = reference
         return Exercise(reference=reference, misconceptions=wrong, **rest)
-
-    def _add_decisions(self, key: str, rest: dict[str, Any]):
-        """The exercise's decision lists among its properties, and the sentences of its errors."""
-        where = f"{self.name}/mistakes.md, {key}"
-        found = decisions_of(self.decisions.get(key, []), self.module.__name__, where)
-        rest["properties"] = found.lists + rest.get("properties", ())
-        rest["errors"] = found.errors + rest.get("errors", ())
 
     def _misconceptions(self, key: str, wrong: Callable) -> tuple[Misconception, ...]:
         """The misconceptions of an exercise; `wrong` makes a solution of a block."""
