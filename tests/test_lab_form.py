@@ -26,7 +26,7 @@ from bench.labs import MOST_GIVEN, lines_of_lab
 from bookkit.lab_pages import ESCAPED
 from bookkit.learner import INSTALL_CELL, has_tag, learner_edition
 from coursekit import topics
-from coursekit.exercises import Exercise
+from coursekit.exercises.checker import Exercise
 from coursekit.exercises.decisions import DecisionList
 from coursekit.topics.why_one_gpu.exercises import training_seconds_from_rate
 

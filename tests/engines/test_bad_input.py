@@ -10,8 +10,7 @@ import pytest
 from told import from_told, told
 
 from coursekit.__main__ import main
-from coursekit.exercises import Predictions
-from coursekit.exercises.predictions import NoNumber
+from coursekit.exercises.predictions import NoNumber, Predictions
 from coursekit.formulas import InvalidQuantity, evaluate, quantities
 from coursekit.machine.doctor import rows_of_labs
 from coursekit.recordings import record

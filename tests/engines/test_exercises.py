@@ -22,12 +22,13 @@ from refusals import begins
 from told import from_told
 
 from coursekit import topics
-from coursekit.exercises import Exercise, Misconception, Predictions, check, checker, hint
-from coursekit.exercises.checker import OfRanks, judge
+from coursekit.exercises import checker
+from coursekit.exercises.checker import Exercise, Misconception, OfRanks, check, judge
 from coursekit.exercises.decisions import decisions_of
 from coursekit.exercises.going_on import gives_numbers, must_be_right
+from coursekit.exercises.hints import hint
 from coursekit.exercises.numbers import plain_numbers
-from coursekit.exercises.predictions import NotYet
+from coursekit.exercises.predictions import NotYet, Predictions
 from coursekit.machine.apart import PRINTED_CHARACTERS, apart
 from coursekit.topics.hardware.exercises import Queue, rate_above_the_roof
 from coursekit.topics.where_the_memory_goes.exercises import memory_that_grows

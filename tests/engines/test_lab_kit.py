@@ -75,7 +75,7 @@ def test_the_small_gpt():
     assert len(small_gpt(layers=1, vocabulary=7).blocks) == 1
 
 
-SETUP = """from coursekit.exercises import Predictions
+SETUP = """from coursekit.exercises.predictions import Predictions
 predictions = Predictions("lab")
 def average(): return of_nobody
 def inside(): return len(3)"""

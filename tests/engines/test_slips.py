@@ -8,7 +8,7 @@ from pages import ROOT
 from refusals import begins
 from told import from_told, sample
 
-from coursekit.exercises import Predictions
+from coursekit.exercises.predictions import Predictions
 from coursekit.exercises.slips import cause
 from coursekit.exercises.wrong_numbers import Slip, Slips, slips_in, slips_of
 from shardlab.pipelines.schedules import one_f_one_b, zero_bubble_h1

@@ -24,16 +24,3 @@ catch.
                    grading_text.py      what is asked of the file's text before it runs
                    on_a_rank.py         the rank's side of grading
 """
-
-from importlib import import_module
-
-__all__ = ["Exercise", "Misconception", "Predictions", "Verdict", "check", "hint"]
-
-
-def __getattr__(name):
-    """Names for labs, loaded at their first use: a book is built from mistakes.py and slips.py
-    without what a check needs."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = {"hint": "hints", "Predictions": "predictions"}.get(name, "checker")
-    return getattr(import_module(f".{module}", __name__), name)

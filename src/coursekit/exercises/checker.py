@@ -242,7 +242,15 @@ def judge(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS
     if not hidden and "yours gives" not in said and "and is" not in said:
         return Verdict(False, said)  # the answer's own sentence
     how = about_numbers(wanted, given, exercise.unit) or not_finite(given[wrong])
+    how = how or _list_wanted(wanted[wrong], given[wrong])
     return Verdict(False, f"{said.removesuffix('.')}: {how}." if how else said)
+
+
+def _list_wanted(wanted: Any, given: Any) -> str:
+    if not isinstance(wanted, (list, tuple)):
+        return ""
+    as_long = isinstance(given, (list, tuple)) and len(given) == len(wanted)
+    return "" if as_long else f"a list of {len(wanted)} is wanted"
 
 
 def _lacks(exercise: Exercise, every: list[CaseTried], wrong: list[CaseTried]) -> str:

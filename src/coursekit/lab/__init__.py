@@ -9,6 +9,8 @@ calls these beside the technique and torch.
 virtual.py has virtual GPUs with the numbers of presets, nccl.py what NCCL takes for their messages.
 """
 
-from ..exercises import Predictions, check, hint
+from ..exercises.checker import check
+from ..exercises.hints import hint
+from ..exercises.predictions import Predictions
 from .small import batches, far, ring_bytes, small_gpt
 from .start import link_between_hosts, ranks_on

@@ -49,40 +49,23 @@ class Diagnosis(NamedTuple):
     fit: bool = True
 
 
-class Examination(NamedTuple):
-    """Every diagnosis, and for each lab its name, what it does here, and why."""
-
-    findings: list[Diagnosis]
-    labs: list[tuple[str, str, str]]
-
-    @property
-    def fit(self) -> bool:
-        return all(finding.fit for finding in self.findings)
-
-    def report(self, folder: Path) -> str:
-        """Two tables and a last line; `folder` is where the labs were looked for."""
-        heads = ["what", "on this machine", "what to do"]
-        lines = [repr(Table(heads, [finding[:3] for finding in self.findings])), ""]
-        found = f"No labs were found in {folder.resolve().name}/:"
-        found += " python -m shardlab doctor FOLDER looks elsewhere."
-        if self.labs:
-            found = repr(Table(["lab", "here it", "because"], self.labs))
-        lines.append(found)
-        return "\n".join([*lines, "", ready_or_not(self.findings)])
-
-
-def examine(folder: Path) -> Examination:
+def examine(folder: Path) -> list[Diagnosis]:
     """Everything is tried once. `folder` is where the labs are."""
     findings = [python(), *packages(), *this_machine(), front_end(), disk(folder), clock()]
-    findings += [started_ranks(), nccl(), links()]
-    return Examination(findings, list(rows_of_labs(folder, findings)))
+    return [*findings, started_ranks(), nccl(), links()]
 
 
 def run_doctor(asked) -> int:
+    """Prints two tables and a last line."""
     folder = asked.folder or (Path("labs") if Path("labs").is_dir() else Path())
-    found = examine(folder)
-    print(found.report(folder))
-    return 0 if found.fit else 1
+    findings = examine(folder)
+    labs = list(rows_of_labs(folder, findings))
+    tables = [Table(["what", "on this machine", "what to do"], [one[:3] for one in findings])]
+    said = f"No labs were found in {folder.resolve().name}/:"
+    said += " python -m shardlab doctor FOLDER looks elsewhere."
+    tables.append(Table(["lab", "here it", "because"], labs) if labs else said)
+    print(*tables, ready_or_not(findings), sep="\n\n")
+    return int(not all(one.fit for one in findings))
 
 
 def ready_or_not(findings: list["Diagnosis"]) -> str:
