@@ -21,6 +21,15 @@ from coursekit.planner.speeds import SPEEDS
 from coursekit.sentences import data_text
 
 ARGUMENT_KINDS = dict(text=str, whole=int, number=float, path=Path)
+PLAIN_WORDS = dict(
+    flag=dict(action="store_true"),
+    yes=dict(action=argparse.BooleanOptionalAction),  # or no
+    rest=dict(nargs=argparse.REMAINDER),
+    required=dict(required=True),
+    optional=dict(nargs="?"),
+    several=dict(nargs="+"),
+    again=dict(action="append"),
+)
 LISTED_NAMES = dict(gpus=GPUS, recipes=RECIPES, kernels=KERNELS, speeds=SPEEDS, presets=PRESETS)
 
 
@@ -68,35 +77,21 @@ def _names() -> dict[str, str]:
 
 def _add_argument(command: argparse.ArgumentParser, names: str, kind: str, help: str):
     name, _, metavar = names.partition(" ")
-    (first, *limits), *more = map(str.split, kind.split(", "))
     options = dict(metavar=metavar) if metavar else {}
-    match first:
-        case "flag":
-            options["action"] = "store_true"
-        case "yes":  # or no
-            options["action"] = argparse.BooleanOptionalAction
-        case "rest":
-            options["nargs"] = argparse.REMAINDER
-        case "one":  # of
-            options["choices"] = limits[1:]
-        case _:
-            options["type"] = _reader(first, limits)
-    for word, *value in more:
+    for word, *value in map(str.split, kind.split(", ")):
         match word:
-            case "required":
-                options["required"] = True
-            case "optional":
-                options["nargs"] = "?"
-            case "several":
-                options["nargs"] = "+"
-            case "again":
-                options["action"] = "append"
+            case _ if word in PLAIN_WORDS:
+                options |= PLAIN_WORDS[word]
+            case "one":  # of
+                options["choices"] = value[1:]
             case "alone":
                 options |= dict(nargs="?", const=options["type"](*value))
             case "else":
                 options["default"] = " ".join(value)
             case "called":
                 options["dest"] = value[0]
+            case _:
+                options["type"] = _reader(word, value)
     command.add_argument(name, help=help or None, **options)
 
 

@@ -229,28 +229,35 @@ def judge(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS
         return Verdict(False, f"{written} {NO_VALUE if exercise.of_a_value else NO_RETURN}")
     if isinstance(given[wrong], Failure):
         return Verdict(False, _raised(exercise, wrong, solution, given[wrong]))
+    found, right = given[wrong], wanted[wrong]
     every = [*map(CaseTried, exercise.cases, given, wanted)]
     tries = [tried for tried in every if not same(tried.found, tried.right)]
     if lacks := _lacks(exercise, every, tries):
         return Verdict(False, lacks)
-    said = _words_for_a_difference(written, wanted[wrong], given[wrong])
-    hidden = exercise.of_a_value and "yours gives" in said  # a task's answer is not said
-    if hidden:
-        said = f"{written} is not {_around_the_difference(_show(given[wrong]))[0]}."
-    if is_number(wanted[wrong]) and not is_number(plain_number(given[wrong])):
-        return Verdict(False, f"{said.removesuffix('.')}: a number is wanted.")
-    if not hidden and "yours gives" not in said and "and is" not in said:
-        return Verdict(False, said)  # the answer's own sentence
-    how = about_numbers(wanted, given, exercise.unit) or not_finite(given[wrong])
-    how = how or _list_wanted(wanted[wrong], given[wrong])
-    return Verdict(False, f"{said.removesuffix('.')}: {how}." if how else said)
+    if own := _own_sentence(right, found):
+        return Verdict(False, f"{written}: {own}")
+    how = _wanted_form(right, found) or about_numbers(wanted, given, exercise.unit)
+    how = how or not_finite(found)
+    said = _words_for_a_difference(exercise, written, right, found)
+    return Verdict(False, f"{said}: {how}." if how else f"{said}.")
 
 
-def _list_wanted(wanted: Any, given: Any) -> str:
-    if not isinstance(wanted, (list, tuple)):
-        return ""
-    as_long = isinstance(given, (list, tuple)) and len(given) == len(wanted)
-    return "" if as_long else f"a list of {len(wanted)} is wanted"
+def _own_sentence(wanted: Any, given: Any) -> str:
+    """An answer that is a sentence, of the first rank where ranks differ; empty for another."""
+    alone = not is_number(wanted)
+    if isinstance(given, OfRanks) and isinstance(wanted, OfRanks):
+        alone = not isinstance(wanted[0], str)
+        given = next((one for one, right in zip(given, wanted) if not same(one, right)), None)
+    return given if alone and isinstance(given, str) and given.endswith(".") else ""
+
+
+def _wanted_form(wanted: Any, given: Any) -> str:
+    """The form that is wanted, where an answer has another; empty where it has that."""
+    if is_number(wanted):
+        return "" if is_number(plain_number(given)) else "a number is wanted"
+    several = isinstance(wanted, (list, tuple))
+    alike = several and isinstance(given, (list, tuple)) and len(given) == len(wanted)
+    return f"a list of {len(wanted)} is wanted" if several and not alike else ""
 
 
 def _lacks(exercise: Exercise, every: list[CaseTried], wrong: list[CaseTried]) -> str:
@@ -337,25 +344,19 @@ def _form_of(value: Any) -> str:
     return f"a {kind(value)}"
 
 
-def _words_for_a_difference(written: str, wanted: Any, given: Any) -> str:
-    """One sentence: what differs between two answers, and nothing else. An answer that is a
-    sentence is said alone."""
-    if isinstance(given, OfRanks) and isinstance(wanted, OfRanks):
-        said = (one for one, right in zip(given, wanted) if not same(one, right))
-        first = next(said, None)
-        if isinstance(first, str) and first.endswith(".") and not isinstance(wanted[0], str):
-            return f"{written}: {first}"
-    if isinstance(given, str) and not is_number(wanted) and given.endswith("."):
-        return f"{written}: {given}"
+def _words_for_a_difference(exercise: Exercise, written: str, wanted: Any, given: Any) -> str:
+    """What differs between two answers, and nothing else. The answer of a task is not said."""
     if hasattr(wanted, "_fields") and type(given) is type(wanted):
         differing = [
             "{} should be {}{}, and is {}".format(field.replace("_", " "), *_first(ours, theirs))
             for field, ours, theirs in zip(wanted._fields, wanted, given)
             if not same(theirs, ours)
         ]
-        return f"{written}: {'; '.join(differing)}."
+        return f"{written}: {'; '.join(differing)}"
+    if exercise.of_a_value:
+        return f"{written} is not {_around_the_difference(_show(given))[0]}"
     should, where, does = _first(wanted, given)
-    return f"{written} should give {should}{where}, yours gives {does}."
+    return f"{written} should give {should}{where}, yours gives {does}"
 
 
 def _first(wanted: Any, given: Any) -> tuple[str, str, str]:
