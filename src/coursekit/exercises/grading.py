@@ -30,6 +30,8 @@ TRIAL_SECONDS = 30.0  # for one trial
 ABSENCE_SECONDS = 15.0  # for a rank that does not come to a collective
 WORDS_CHARACTERS = 600  # of what a trial found
 OUTPUT_CHARACTERS = 1_000  # of what the learner's code prints in one trial
+NOT_WRITTEN = "not written yet: "
+FINDING = re.compile(r"(.+?) raised (Wrong|NotWritten): (.*)")  # of on_a_rank.py, on some ranks
 LINE_AND_ERROR = re.compile(r".+? \([^()]+, line \d+: .*?\) raised \w+")  # on_a_rank.place_of
 
 
@@ -66,8 +68,8 @@ class Grader:
 
     @cached_property
     def world(self):
-        world = self.start()
-        world.run(_load_trials, self.asked.topic)  # before a trial's limit runs
+        world, topic = self.start(), self.asked.topic
+        world.run(lambda: bool(assignment(topic)))  # loads the trials before a limit runs
         return world
 
     def all_results(self) -> Iterator[TrialResult]:
@@ -81,7 +83,7 @@ class Grader:
         if trial.part in self.todo:
             self._give_up(trial.part)
             line = self.todo[trial.part]
-            sentence = f"not written yet: line {line} raises NotImplementedError."
+            sentence = f"{NOT_WRITTEN}line {line} raises NotImplementedError."
             return TrialResult(trial, "not yet", sentence)
         from .on_a_rank import graded  # loads torch
 
@@ -105,10 +107,9 @@ class Grader:
         return TrialResult(trial, said, sentence, _cut(printed.getvalue()))
 
     def _sentence(self, trial: Trial, error: RankError) -> str:
-        sentence, todo = _words(error), _kind(error) == "NotWritten"
-        if todo:
-            sentence = f"not written yet: {sentence}"
-        if todo or not isinstance(error, RankRaised):  # a rank had to be ended, or waited for
+        sentence = _words(error)
+        # or a rank had to be ended, or waited for
+        if sentence.startswith(NOT_WRITTEN) or not isinstance(error, RankRaised):
             self._give_up(trial.part)
         if cause := LINE_AND_ERROR.match(sentence):
             first = self.told.setdefault(cause[0], trial)
@@ -120,21 +121,12 @@ class Grader:
         self.given_up[part] = f"not tried, because of {part} above."
 
 
-def _load_trials(topic: str):
-    assignment(topic)
-
-
-def _kind(error: RankError) -> str:
-    """The class of the exception that a rank raised."""
-    first = str(error).partition("\n")[0]
-    return first.partition(" raised ")[2].partition(":")[0] if isinstance(error, RankRaised) else ""
-
-
 def _words(error: RankError) -> str:
     """The finding, with its ranks where they are not all ranks."""
+    if found := FINDING.match(str(error)):
+        ranks, kind, said = found.groups()
+        return f"{NOT_WRITTEN * (kind == 'NotWritten')}{said} ({ranks})"
     first, *rest = str(error).splitlines()
-    if (kind := _kind(error)) in ("Wrong", "NotWritten"):
-        return f"{first.partition(f' raised {kind}: ')[2]} ({first.partition(' raised ')[0]})"
     lines = [first, *(line.strip() for line in rest[:-1])]  # the last one is about the ranks
     if sum(map(len, lines)) > WORDS_CHARACTERS:
         lines = [textwrap.shorten(line, WORDS_CHARACTERS // len(lines)) for line in lines]

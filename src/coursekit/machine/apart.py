@@ -98,9 +98,7 @@ def _live(travelling: bytes, connection, out, err):
     # small work: threads that wait for each other cost more than they give
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
-    ctypes.CDLL(None).prctl(
-        PR_SET_PDEATHSIG, signal.SIGKILL
-    )  # this process ends with the fork server
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # with the fork server
     try:
         work, args = cloudpickle.loads(travelling)
     except Exception as error:

@@ -156,15 +156,12 @@ def _of_ranks(ranks: int, gpus: int, on_cpu: bool, chosen: str) -> str:
 
 
 class Sentence(str):
-    """Text that a notebook wraps."""
+    """The words of `capabilities` as the last line of a cell shows them: a notebook wraps them."""
 
     def __repr__(self):
         return str(self)
 
-    def _repr_markdown_(self):
-        return str(self)
+    _repr_markdown_ = __repr__
 
 
-def in_a_sentence(said: str) -> Sentence:
-    """The words of `capabilities` as the last line of a cell shows them."""
-    return Sentence(said)
+in_a_sentence = Sentence
