@@ -72,18 +72,13 @@ class Predictions:
                 f"{self.path} is damaged ({error}): mend it, or delete it and predict again."
             ) from None
 
-    def __getitem__(self, name: str) -> float:
-        """The locked prediction. Raises LookupError when nothing was predicted: predict first."""
-        if name not in self._locked:
-            said = "was not predicted yet: run the cell that locks it, then this one."
-            raise NotYet(f"{name} {said}")
-        return self._locked[name]
-
     def locked(self, *names: str) -> None:
         """A check for the first line of a cell that works for a while before it compares. Raises
         LookupError when one of these was not predicted: predict first."""
         for name in names:
-            self[name]
+            if name not in self._locked:
+                said = "was not predicted yet: run the cell that locks it, then this one."
+                raise NotYet(f"{name} {said}")
 
     def lock(self, name: str, value: float) -> None:
         """Keep `value` as the prediction of that name; an already locked number stays. Prints the
@@ -130,8 +125,7 @@ class Predictions:
         measured. Below it a sentence for each wrong number whose cause is known, see slips.py.
         Raises LookupError when nothing was predicted: predict first."""
         found = name if isinstance(name, Mapping) else {name: measured}
-        for one in found:
-            self[one]
+        self.locked(*found)
         self._measured.update({one: _number(one, value) for one, value in found.items()})
         causes = {
             one: cause(one, self._locked[one], self._measured[one], self._measured) for one in found
@@ -144,7 +138,7 @@ class Predictions:
         """The value given to `compare`, for a later cell that continues from it. Raises LookupError
         when nothing was predicted, or nothing compared since this kernel started: run that cell
         first."""
-        self[name]
+        self.locked(name)
         if name not in self._measured:
             raise NotYet(
                 f"{name} was not measured yet: run the cell that predicts it to its end, then this"

@@ -114,7 +114,7 @@ def rehearse_rank(asked: argparse.Namespace, rank: int, folder: str, told):
     except (CannotRehearse, NoStandIn) as cannot:
         found = str(cannot)
     else:
-        lines = [heading(asked, f"rank {rank}"), *lines_of_bytes(found, asked.gpu)]
+        lines = [heading(asked, f"rank {rank}"), *lines_of_bytes(found)]
         lines += [*changes(found, asked.gpus), *lines_of_seconds(found, asked)]
         found = dict(rank=rank) | found.as_json(), lines
     sys.stdout.flush()
@@ -164,7 +164,7 @@ def table(asked: argparse.Namespace, found: list[tuple[dict, list[str]]]) -> lis
     return [heading(asked, f"{len(found)} ranks"), *lines]
 
 
-def lines_of_bytes(found, gpu: str) -> list[str]:
+def lines_of_bytes(found) -> list[str]:
     """The bytes at the peak, by purpose, each with the line that made the most of them, and what no
     tensor holds."""
     sizes, lines = found.by_purpose(), found.largest_lines()
