@@ -88,7 +88,7 @@ def test_a_square_root_in_a_formula():
 
     assert Parts.b(a=8) == 4 / 3 and square_root(2) == math.sqrt(2)
     assert render.latex("b", book) == r"b = \frac{\sqrt{2\,a}}{3}"
-    assert "Math.sqrt(2*a)/3" in render.javascript(["b"], registry=book)
+    assert "Math.sqrt(2 * a) / 3" in render.javascript(["b"], registry=book)
 
 
 def test_pieces_are_those_that_a_rank_reads():

@@ -7,14 +7,17 @@ import ast
 import json
 import math
 import re
-from functools import cache, partial
+from functools import cache, reduce
 from inspect import signature
+from itertools import chain, product
+from string import ascii_letters
 
 from .registry import BOOK, EXACT_LIMIT, Formula, Registry
-from .subset import SUBSET, returned, tree_of
+from .subset import SUBSET, tree_of
 
 _SUMS = (ast.Add, ast.Sub)
-SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
+SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Lt: "<", ast.Gt: ">"}
+SIGNS |= {ast.LtE: r"\leq", ast.GtE: r"\geq"}
 _CHOICES = ("where", "choose")
 _MADE_OF_OTHERS = ("shard_of", "next_rank", "ring_pass")
 
@@ -29,9 +32,20 @@ def _called(node):
     return node.func.id if isinstance(node, ast.Call) else ""
 
 
-class _Printer:
+class _Latex:
     """Prints a tree whose names are quantities. `symbol` gives a quantity's text, CALLS that of a
     function by those of its arguments; a function that looks at them is a method."""
+
+    CALLS = dict(
+        ceil_div=r"\left\lceil \frac{{{0}}}{{{1}}} \right\rceil",
+        floor_div=r"\left\lfloor \frac{{{0}}}{{{1}}} \right\rfloor",
+        square_root=r"\sqrt{{{0}}}",
+        power_of_two="2^{{{0}}}",
+        equal="{0} = {1}",
+    )
+
+    def __init__(self, symbol, ruler=None):
+        self.symbol, self.ruler = symbol, ruler or self
 
     def text(self, node):
         match node:
@@ -40,43 +54,28 @@ class _Printer:
             case ast.Name():
                 return self.symbol(node.id)
             case ast.Call() if template := self.CALLS.get(_called(node)):
-                texts = list(map(self.text, node.args))
-                return template.format(*texts, all=", ".join(texts), name=self.name)
+                return template.format(*map(self.text, node.args))
             case ast.Call():
                 return getattr(self, _called(node))(*node.args)
             case ast.Compare(left, [sign], [right]):
-                return f"{self.text(left)} {self.SIGNS[type(sign)]} {self.text(right)}"
+                return f"{self.text(left)} {SIGNS[type(sign)]} {self.text(right)}"
             case ast.BinOp(left, ast.Add() | ast.Sub() as sign, right):
-                return f"{self.first_term(left)} {SIGNS[type(sign)]} {self.term(right)}"
+                return f"{self.text(left)} {SIGNS[type(sign)]} {self.term(right)}"
             case ast.BinOp(op=ast.Mult()):
                 return self.product(node)
             case ast.BinOp(over, ast.Div(), under):
-                return self.ratio(over, under)
+                return rf"\frac{{{self.text(over)}}}{{{self.text(under)}}}"
             case ast.BinOp(base, ast.Pow(), exponent):
-                return self.power(base, exponent.value)
+                text = self.bracketed(base) if isinstance(base, ast.BinOp) else self.text(base)
+                return f"{text}^{{{exponent.value}}}"
             case ast.UnaryOp(ast.USub(), operand):
-                return self.MINUS + self.factor(operand)
+                return f"- {self.factor(operand)}"
 
     def term(self, node):
         return self.bracketed(node) if _operator(node) in _SUMS else self.text(node)
 
     def bracketed(self, node):
-        return self.BRACKETS.format(self.text(node))
-
-
-class _Latex(_Printer):
-    CALLS = dict(
-        ceil_div=r"\left\lceil \frac{{{0}}}{{{1}}} \right\rceil",
-        floor_div=r"\left\lfloor \frac{{{0}}}{{{1}}} \right\rfloor",
-        square_root=r"\sqrt{{{0}}}",
-        power_of_two="2^{{{0}}}",
-        equal="{0} = {1}",
-    )
-    BRACKETS, MINUS = r"\left({}\right)", "- "
-    SIGNS = {**SIGNS, ast.LtE: r"\leq", ast.GtE: r"\geq"}
-
-    def __init__(self, symbol, ruler=None):
-        self.symbol, self.name, self.ruler = symbol, "", ruler or self
+        return rf"\left({self.text(node)}\right)"
 
     def number(self, value):
         if isinstance(value, int):
@@ -85,9 +84,6 @@ class _Latex(_Printer):
         if -5 < int(exponent) < 15:
             return str(float(f"{value:.15g}"))
         return rf"{float(digits)} \cdot 10^{{{int(exponent)}}}"
-
-    def first_term(self, node):
-        return self.text(node)
 
     def product(self, node):
         """Factors side by side; a dot between two numbers."""
@@ -99,13 +95,6 @@ class _Latex(_Printer):
 
     def factor(self, node):
         return self.bracketed(node) if _called(node) == "where" else self.term(node)
-
-    def ratio(self, over, under):
-        return rf"\frac{{{self.text(over)}}}{{{self.text(under)}}}"
-
-    def power(self, base, exponent):
-        text = self.bracketed(base) if isinstance(base, ast.BinOp) else self.text(base)
-        return f"{text}^{{{exponent}}}"
 
     def ceil_log2(self, a):
         printed = self.text(a) if isinstance(a, ast.Name) else self.bracketed(a)
@@ -187,86 +176,81 @@ def width(text):
     return len(re.sub(r"[{}_\\^&\s]", "", re.sub(r"\\[a-zA-Z]+", "x", names)))
 
 
-class _JavaScript(_Printer):
-    """Prints one formula; `name` goes into the calls that may refuse, `letters` are the names of
-    variables."""
+class _JavaScript(ast.NodeTransformer):
+    """Python's own printer, with JavaScript where Python has another word for it. `name` goes into
+    the calls that may refuse, `letters` are the names of variables."""
 
     CALLS = dict(
         ceil_div='ceilDiv("{name}", {all})',
         floor_div='floorDiv("{name}", {all})',
+        ceil_log2="(32 - Math.clz32({0} - 1))",
         square_root="Math.sqrt({0})",
         power_of_two="Math.pow(2, {0})",
         maximum="Math.max({all})",
         minimum="Math.min({all})",
         arg_max="([{all}].indexOf(Math.max({all})) + 1)",
+        choose="[{others}][{0} - 1]",
         where="({0} ? {1} : {2})",
         equal="{0} == {1}",
     )
-    BRACKETS, MINUS = "({})", "-"
-    SIGNS = SIGNS
-    number = staticmethod(repr)
 
     def __init__(self, name, letters):
-        self.name, self.symbol = name, letters.__getitem__
+        self.name, self.letters = name, letters
 
-    def first_term(self, node):
-        return self.term(node)
+    def text(self, node):
+        alone = ast.parse(ast.unparse(node), mode="eval")  # a tree may have a part in two places
+        return ast.unparse(self.visit(alone))
 
-    def product(self, node):
-        return f"{self.factor(node.left)}*{self.factor(node.right)}"
+    def visit_Name(self, node):
+        return ast.Name(self.letters[node.id])
 
-    def factor(self, node):
-        alone = _operator(node) in (None, ast.Pow)
-        return self.text(node) if alone else self.bracketed(node)
+    def visit_Call(self, node):
+        texts = [ast.unparse(self.visit(part)) for part in node.args]
+        said = dict(name=self.name, all=", ".join(texts), others=", ".join(texts[1:]))
+        return ast.Name(self.CALLS[_called(node)].format(*texts, **said))
 
-    def ratio(self, over, under):
-        return f"{self.factor(over)}/{self.factor(under)}"
-
-    def power(self, base, exponent):
-        return f"({'*'.join([self.factor(base)] * exponent)})"
-
-    def ceil_log2(self, a):
-        return f"(32 - Math.clz32({self.term(a)} - 1))"
-
-    def choose(self, place, *values):
-        return f"[{', '.join(map(self.text, values))}][{self.term(place)} - 1]"
+    def visit_BinOp(self, node):
+        """A power is a product."""
+        self.generic_visit(node)
+        if isinstance(node.op, ast.Pow):
+            factors = [node.left] * node.right.value
+            return reduce(lambda one, other: ast.BinOp(one, ast.Mult(), other), factors)
+        return node
 
 
-def _written_out(node, known):
+class _WrittenOut(ast.NodeTransformer):
     """The tree with others for the names in `known`, with the bodies of ring_pass and the like
     instead of their calls, and with numbers where everything is one."""
-    again = partial(_written_out, known=known)
-    match node:
-        case ast.Constant():
-            return node
-        case ast.Name():
-            return known.get(node.id, node)
-        case ast.BinOp():
-            parts = [again(node.left), again(node.right)]
-            made = ast.BinOp(parts[0], node.op, parts[1])
-        case ast.UnaryOp():
-            parts = [again(node.operand)]
-            made = ast.UnaryOp(node.op, *parts)
-        case ast.Compare():
-            parts = [again(node.left), again(node.comparators[0])]
-            made = ast.Compare(parts[0], node.ops, parts[1:])
-        case ast.Call():
-            parts, function = list(map(again, node.args)), SUBSET[_called(node)]
-            if _called(node) in _MADE_OF_OTHERS:
-                return _written_out(
-                    returned(function), dict(zip(signature(function).parameters, parts))
-                )
-            if _called(node) in _CHOICES and isinstance(parts[0], ast.Constant):
-                return function(parts[0].value, *parts[1:])
-            made = ast.Call(node.func, parts, [])
-    if all(isinstance(part, ast.Constant) for part in parts):
-        return ast.Constant(eval(ast.unparse(made), dict(SUBSET)))
-    return made
+
+    def __init__(self, known):
+        self.known = known
+
+    def visit_Name(self, node):
+        return self.known.get(node.id, node)
+
+    def visit_Call(self, node):
+        function, node.args = SUBSET[_called(node)], list(map(self.visit, node.args))
+        if _called(node) in _MADE_OF_OTHERS:
+            given = dict(zip(signature(function).parameters, node.args))
+            return _WrittenOut(given).visit(tree_of(function))
+        if _called(node) in _CHOICES and isinstance(node.args[0], ast.Constant):
+            return function(node.args[0].value, *node.args[1:])
+        return self.computed(node, node.args)
+
+    def generic_visit(self, node):
+        super().generic_visit(node)
+        parts = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
+        return self.computed(node, parts)
+
+    def computed(self, node, parts):
+        if parts and all(isinstance(part, ast.Constant) for part in parts):
+            return ast.Constant(eval(ast.unparse(node), dict(SUBSET)))
+        return node
 
 
 @cache  # a formula is on its page, on a formula sheet, and in the JavaScript of explorers
 def _tree(function):
-    return _written_out(tree_of(function), {})
+    return _WrittenOut({}).visit(tree_of(function))
 
 
 def right_hand_side(name, registry: Registry = BOOK, symbol=None, given=None):
@@ -289,7 +273,7 @@ def _with(name, registry, given):
             known[need] = ast.Constant(given[need])
         elif need in registry.formulas and set(given) & set(registry.resolve([need])[1]):
             known[need] = _with(need, registry, given)
-    return _written_out(tree_of(formula.function), known)
+    return _WrittenOut(known).visit(tree_of(formula.function))
 
 
 def latex(name, registry: Registry = BOOK, symbol=None):
@@ -300,18 +284,13 @@ def latex(name, registry: Registry = BOOK, symbol=None):
 
 
 _TAKEN = {"q", "r", "do", "if", "in", "of"}  # two are javascript()'s own, the others JavaScript's
-_ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def _letters(names):
     """name -> a short one of its own: a, b ... Z, aa, ab ... A page has few bytes, and its source
     is the Python."""
-    short = (
-        word
-        for word in (*_ALPHABET, *(first + second for first in _ALPHABET for second in _ALPHABET))
-        if word not in _TAKEN
-    )
-    return dict(zip(names, short, strict=False))
+    short = map("".join, chain(ascii_letters, product(ascii_letters, repeat=2)))
+    return dict(zip(names, (word for word in short if word not in _TAKEN), strict=False))
 
 
 def javascript(targets, inputs=(), registry: Registry = BOOK):
@@ -321,7 +300,7 @@ def javascript(targets, inputs=(), registry: Registry = BOOK):
     `inputs` are names given instead of computed. The function throws the same sentence that Python
     raises; it uses `given`, `exact`, `finite`, `invalid`, `ceilDiv` and `floorDiv` of formulas.js
     and nothing else; the first three note the value in `r`, under the quantity's name. Variables
-    have short names, and as many lines as can share one `var`.
+    have short names.
     """
     formulas, needed = registry.resolve(targets, inputs)
     # checked in the order in which they are given, as in Python
@@ -330,11 +309,7 @@ def javascript(targets, inputs=(), registry: Registry = BOOK):
     lines = ["function (q) {", "  var r = {};"]
 
     def define(name, text):
-        if lines[-1].lstrip().startswith(("var", ",")):
-            lines[-1] = lines[-1].removesuffix(";")
-            lines.append(f"  , {letters[name]} = {text};")
-        else:
-            lines.append(f"  var {letters[name]} = {text};")
+        lines.append(f"  var {letters[name]} = {text};")
 
     for name in needed:
         found = registry.find(name)
