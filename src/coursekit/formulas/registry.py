@@ -213,7 +213,6 @@ class Registry:
         self.rules: dict[str, Rule] = {}
         self._rules_about: dict[str, list[Rule]] = {}
         self._resolved: dict[tuple, tuple] = {}  # what `resolve` found; a new name empties it
-        self._applicable: dict[frozenset, list[Rule]] = {}  # and of rules: a new one empties it
         self.presets: Mapping[str, Mapping] = {}  # kind -> name -> preset, for model="GPT-2 124M"
 
     def quantity(self, name, symbol, unit, meaning, **limits):
@@ -303,7 +302,6 @@ class Registry:
             name = function.__name__
             rule = Rule(name, function, message, marks, concerns, tuple(assumed.items()))
             self.rules[name] = rule
-            self._applicable.clear()
             for need in rule.needs:
                 self._rules_about.setdefault(need, []).append(rule)
             return rule
@@ -357,11 +355,7 @@ class Registry:
 
     def applicable_rules(self, known):
         """The rules all of whose quantities are known."""
-        asked = frozenset(known)
-        if asked not in self._applicable:
-            rules = self.rules.values()
-            self._applicable[asked] = [rule for rule in rules if rule.applies(known)]
-        return list(self._applicable[asked])
+        return [rule for rule in self.rules.values() if rule.applies(known)]
 
     def validate(self, **given):
         """Check every given value and every relation between them; return them as ints and
@@ -437,14 +431,18 @@ class Registry:
             if name in self.formulas:
                 self._refuse_contradiction(name, values, inputs)
         checked = {rule.name for rule in self.applicable_rules(values)}
+
+        def check(rules):
+            for rule in rules:
+                if rule.name not in checked and rule.applies(values):
+                    rule.check(values)
+                    checked.add(rule.name)
+
         values.update(self.assumed(inputs, values))
         missing = [name for name in inputs if name not in values]
         if missing:
             raise MissingQuantity(self, targets, missing)
-        for rule in self.applicable_rules(values):
-            if rule.name not in checked:  # it is about what was assumed, too
-                rule.check(values)
-                checked.add(rule.name)
+        check(self.rules.values())  # some are about what was assumed, too
         for name in formulas:
             formula = self.formulas[name]
             values[name] = formula.compute(values)
@@ -453,10 +451,7 @@ class Registry:
                 said = f"{name} = {show(values[name])}: what is given contradicts itself;"
                 said += f" leave out {', '.join(instead)}."
                 raise InvalidQuantity(name, values[name], said)
-            for rule in self._rules_about.get(name, ()):
-                if rule.name not in checked and rule.applies(values):
-                    rule.check(values)
-                    checked.add(rule.name)
+            check(self._rules_about.get(name, ()))
         return values
 
 

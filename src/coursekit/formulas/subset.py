@@ -13,7 +13,6 @@ refuses a formula that leaves the subset when it is defined, not when it is firs
 
 import ast
 import inspect
-import linecache
 import math
 import re
 import textwrap
@@ -149,9 +148,6 @@ def ring_pass(ranks, latency, seconds):
 _FUNCTIONS = (ceil_div, floor_div, ceil_log2, square_root, power_of_two, maximum, minimum, arg_max)
 _FUNCTIONS += (choose, where, equal, shard_of, next_rank, ring_pass)
 SUBSET = {function.__name__: function for function in _FUNCTIONS}
-_SYNTAX = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, ast.Name, ast.Attribute, ast.Load)
-_SYNTAX += (ast.Constant, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.USub)
-_SYNTAX += (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
 class Values:
@@ -161,30 +157,10 @@ class Values:
         self.__dict__ = values
 
 
-@cache
-def definitions(text):
-    """(first line, name) -> tree of each function in a module's text, decorators and all."""
-    return {
-        (min(part.lineno for part in (node, *node.decorator_list)), node.name): node
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.FunctionDef)
-    }
-
-
-def definition(function):
-    """The tree of a function. A module is parsed once for its hundreds of formulas."""
-    code = function.__code__
-    text = "".join(linecache.getlines(code.co_filename, function.__globals__))
-    try:
-        return definitions(text)[code.co_firstlineno, function.__name__]
-    except (SyntaxError, KeyError):  # a cell with magics in it, or a name that was changed
-        return ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-
-
 def returned(function):
     """The expression that a formula returns, as a tree. TypeError, naming the line, where the body
     is more than one `return`."""
-    tree = definition(function)
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     text = lambda node: isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     body = [node for node in tree.body if not text(node)]
     if len(body) != 1 or not isinstance(body[0], ast.Return) or body[0].value is None:
@@ -194,12 +170,6 @@ def returned(function):
             " docstring and one return."
         )
     return body[0].value
-
-
-def quantity_in(node):
-    """The name of the quantity that the node is, `q.name`; "" where it is something else."""
-    named = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-    return node.attr if named and node.value.id == "q" else ""
 
 
 def as_text(expression):
@@ -240,30 +210,31 @@ def check_expression(expression, function):
     if arguments != ["q"]:
         raise TypeError(f"formula {function.__name__} takes q alone, not {', '.join(arguments)}.")
 
-    # names that are part of a quantity, q.layers, or of a call of the subset's functions
-    parts = {
-        node.value if isinstance(node, ast.Attribute) else node.func
-        for node in ast.walk(expression)
-        if quantity_in(node) or isinstance(node, ast.Call)
-    }
-    for node in ast.walk(expression):
-        if not isinstance(node, _SYNTAX) or node not in parts and _leaves_the_subset(node):
-            said = f"`{ast.unparse(node)}` is outside the subset that subset.py begins with."
-            raise TypeError(f"formula {function.__name__}: {said}")
+    if outside := _outside(expression):
+        said = f"`{ast.unparse(outside)}` is outside the subset that subset.py begins with."
+        raise TypeError(f"formula {function.__name__}: {said}")
 
 
-def _leaves_the_subset(node):
-    """Whether a node of the subset's syntax is used in another way than there. A difference of an
-    expression would hide its size: it has a name, under which it is checked."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
-        exponent = getattr(node.right, "value", None)
-        return type(exponent) is not int or exponent < 1
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
-        return not isinstance(node.left, (ast.Attribute, ast.Constant))
-    if isinstance(node, ast.Constant):
-        return type(node.value) not in (int, float)
-    if isinstance(node, ast.Call):
-        return bool(node.keywords) or ast.unparse(node.func) not in SUBSET
-    if isinstance(node, ast.Compare):
-        return len(node.ops) != 1
-    return isinstance(node, ast.Name) or isinstance(node, ast.Attribute) and not quantity_in(node)
+def _outside(node):
+    """The first part of an expression that is not in the subset; None where all are."""
+    match node:
+        case ast.Attribute(ast.Name("q")):
+            parts = ()
+        case ast.Constant(number) if type(number) in (int, float):
+            parts = ()
+        case ast.BinOp(base, ast.Pow(), ast.Constant(int(exponent))) if exponent >= 1:
+            parts = (base,)
+        case ast.BinOp(left, ast.Add() | ast.Mult() | ast.Div(), right):
+            parts = left, right
+        # a difference of an expression would hide its size: it has a name, which is checked
+        case ast.BinOp(ast.Attribute() | ast.Constant() as left, ast.Sub(), right):
+            parts = left, right
+        case ast.UnaryOp(ast.USub(), operand):
+            parts = (operand,)
+        case ast.Compare(left, [ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE()], [right]):
+            parts = left, right
+        case ast.Call(ast.Name(name), parts, []) if name in SUBSET:
+            pass
+        case _:
+            return node
+    return next(filter(None, map(_outside, parts)), None)

@@ -60,15 +60,13 @@ def memory_parts(**quantities):
     )
 
 
-RANK_PEAK_PARTS = (
-    *memory_parts(
-        parameters="rank_parameter_bytes",
-        optimizer="optimizer_at_rank_peak_bytes",
-        gradients="gradients_at_rank_peak_bytes",
-        activations="activations_at_rank_peak_bytes",
-    ),
-    Part("gathered_at_rank_peak_bytes", "gathered", "gathered"),
-    *memory_parts(temporaries="temporaries_at_rank_peak_bytes"),
+RANK_PEAK_PARTS = memory_parts(
+    parameters="rank_parameter_bytes",
+    optimizer="optimizer_at_rank_peak_bytes",
+    gradients="gradients_at_rank_peak_bytes",
+    activations="activations_at_rank_peak_bytes",
+    gathered="gathered_at_rank_peak_bytes",
+    temporaries="temporaries_at_rank_peak_bytes",
 )
 
 
