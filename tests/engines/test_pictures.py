@@ -8,18 +8,13 @@ import pytest
 from pages import ROOT
 
 from bookkit.pictures import pictures, style_sheet
-from coursekit.show.drawing import (
-    COLOUR_WORDS,
-    LETTER_UNITS,
-    LOOKS,
-    PICTURE_WIDTH,
-    SMALL_LETTER_UNITS,
-)
+from coursekit.show.drawing import COLOUR_WORDS, LETTER_UNITS, LOOKS, PICTURE_WIDTH
 
 PICTURES = {name: cache(draw) for name, draw in pictures().items()}
 SVG = "{http://www.w3.org/2000/svg}"
 COLUMN = 354  # pixels of a phone's 390 that the text has
 LEAST = 11  # pixels of a letter
+SMALL_LETTER_UNITS = int(LOOKS["small"].removeprefix("font-size:").removesuffix("px"))
 
 
 @pytest.mark.parametrize("name", PICTURES)

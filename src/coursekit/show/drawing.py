@@ -6,44 +6,24 @@ directive {picture} puts on a page.
     drawing.text(60, 36, "10 GB", "middle white")
     drawing.svg(60, "A bar of 10 GB of parameters.")
 
-Lengths are units of the drawing, which is WIDTH wide. Looks are words, and classes of the style
-sheet (bookkit/pictures.py): a name of palette.MEMORY or palette.TIMELINE fills and outlines, `line`
-does not fill, `small` and `bold` set a text. So one drawing follows the light and the dark page.
+Lengths are units of the drawing, which is WIDTH wide. Looks are words, and classes: a name of
+palette.MEMORY or palette.TIMELINE fills and outlines, static/drawing.css has the others: `line`
+does not fill, `small` and `bold` set a text. bookkit/pictures.py writes the style sheet of both. So
+one drawing follows the light and the dark page.
 """
 
+import re
 from html import escape
 from math import hypot
+from pathlib import Path
 
 from .palette import MEMORY, TIMELINE
 
 PICTURE_WIDTH = 400
-LETTER_UNITS, SMALL_LETTER_UNITS = 14, 13  # at a phone's 350 px of column, 13 units are 11 px
+LETTER_UNITS = 14
 COLOUR_WORDS = tuple(name.replace("_", "-") for name in (*MEMORY, *TIMELINE))
-# word -> its declarations; a text is black on a light page and white on a dark one unless it lies
-# on a fill
-LOOKS = {
-    "line": "fill:none!important;stroke:currentColor",
-    "frame": "fill:none;stroke:var(--line-strong)",
-    "grid": "fill:none;stroke:var(--line)",
-    "cut": "stroke:var(--page)",
-    "blank": "fill:var(--page);stroke:none",
-    "thick": "stroke-width:2",
-    "dashed": "stroke-dasharray:4 3",
-    "pale": "fill-opacity:.3",
-    "shade0": "",
-    "shade1": "fill-opacity:.55",
-    "shade2": "fill-opacity:.28",
-    "shade3": "fill-opacity:.08",
-    "accent": "fill:var(--accent);stroke:var(--accent)",
-    "quiet": "fill:currentColor;fill-opacity:.1;stroke:var(--line-strong)",
-    "small": f"font-size:{SMALL_LETTER_UNITS}px",
-    "bold": "font-weight:600",
-    "soft": "fill:var(--ink-soft)",
-    "middle": "text-anchor:middle",
-    "end": "text-anchor:end",
-    "white": "fill:#fff",
-    "ink": "fill:#14171a",
-}
+_SHEET = Path(__file__).with_name("static") / "drawing.css"
+LOOKS = dict(re.findall(r"(?m)^\.(\w+) {(.*)}", _SHEET.read_text("utf-8")))  # with declarations
 
 
 class Drawing:

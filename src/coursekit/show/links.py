@@ -4,7 +4,8 @@ a reader moves a control. A control never refuses its own stops, because what de
     settle(links, {**values, "hidden": 5120}, ["hidden"], preset)
 
 `moved` has the quantities that moved, first the reader's own: a link never moves the one of its two
-that moved first. static/explorer.js does the same; a test compares the two.
+that moved first. static/explorer.js does the same; a test compares the two. A link that one
+explorer alone has is beside it (topics/which_layout/links.py).
 """
 
 import math
@@ -67,30 +68,6 @@ class AtMost(Follower):
         if _place(moved, self.follower) < _place(moved, self.leader):
             return {self.leader: ours + self.less}
         return {self.follower: max(self.least, theirs - self.less)} if self.leader in moved else {}
-
-
-@dataclass(frozen=True)
-class Back:
-    """`follower` is `value` again when one of `leaders` moves, or moves `above` a number: what was
-    set for one layout does not suit the next. `words` name a follower without a control."""
-
-    follower: str
-    value: int
-    leaders: tuple
-    above: int | None = None
-    words: str = ""
-
-    @property
-    def quantities(self):
-        return (self.follower,)
-
-    def follow(self, values, moved, preset):
-        leads = any(self.leads(values[name]) for name in {*self.leaders} & {*moved})
-        return {self.follower: self.value} if leads and self.follower not in moved else {}
-
-    def leads(self, value):
-        number = isinstance(value, (int, float))
-        return self.above is None or (number and value > self.above)
 
 
 @dataclass(frozen=True)
@@ -161,36 +138,6 @@ class Product:
         if _whole(product) and product % second == 0:
             return {self.first: product // second}
         return {}
-
-
-@dataclass(frozen=True)
-class Some(Follower):
-    """`follower`, which has no control, is 1 if it was 0 when `leader` came to be more: a token
-    goes through one expert at least, if there are any."""
-
-    words: str
-
-    def follow(self, values, moved, preset):
-        some = self.leader in moved and values[self.leader] != 0 and values[self.follower] == 0
-        return {self.follower: 1} if some else {}
-
-
-@dataclass(frozen=True)
-class Instead:
-    """Quantities without a control are the chosen presets', or, where `leader` is not 0, those of
-    the names `instead` there."""
-
-    names: tuple
-    instead: tuple
-    leader: str
-
-    @property
-    def quantities(self):
-        return self.names
-
-    def follow(self, values, moved, preset):
-        chosen = self.names if values[self.leader] == 0 else self.instead
-        return {name: preset[other] for name, other in zip(self.names, chosen) if other in preset}
 
 
 # Heads divide the hidden size, unless a model gives their columns; key-value heads divide them.

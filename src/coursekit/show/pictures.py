@@ -159,31 +159,6 @@ class TimelinePicture(Picture):
 
 
 @dataclass(frozen=True)
-class TimeAxis(Picture):
-    """A logarithmic axis of time with one marker."""
-
-    title: str
-    quantity: str  # in seconds
-    ticks: tuple = (
-        ("hour", 3600),
-        ("day", 86_400),
-        ("month", 2_628_000),
-        ("year", 31_536_000),
-        ("century", 3_153_600_000),
-        ("10,000 years", 315_360_000_000),
-    )
-    least: float = 60
-    most: float = 3e12
-    kind, script, room = "time", "timeline.js", (62, 0, 0, ())
-
-    @property
-    def quantities(self):
-        return (self.quantity,)
-
-    measurable = quantities
-
-
-@dataclass(frozen=True)
 class StreamsPicture(Picture):
     """A step as two streams on one axis of time, computing and the link unless `rows` names others;
     spans in which nothing computes are hatched, and named by `idle`. `step` are phases of

@@ -6,10 +6,12 @@ from coursekit.formulas.presets import GPUS, MODELS
 from coursekit.formulas.registry import BOOK
 from coursekit.planner.layout import FUSED_LOSS
 from coursekit.planner.speeds import BANDWIDTH_SHARE, EXPERTS, SPEEDS, pace, usual_speed
-from coursekit.show.links import AtLeast, AtMost, Back, Divides, Instead, Some
+from coursekit.show.links import AtLeast, AtMost, Divides
 from coursekit.show.pictures import RANK_PEAK_PARTS, MemoryBar, Part
 from coursekit.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
 from coursekit.show.stops import powers_of_two
+
+from .links import Back, Instead, Some
 
 # As the planner has it: links of the GPU's usual nodes, and the speed of published runs; models of
 # experts have another class of runs.

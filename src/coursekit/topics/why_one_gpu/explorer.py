@@ -1,9 +1,37 @@
 """The explorers of chapter "why one GPU": does a model fit, and how long does it train."""
 
+from dataclasses import dataclass
+
 from coursekit.show.links import HEADS_FOLLOW, Divides, Product, Ratio
-from coursekit.show.pictures import MemoryBar, Part, TimeAxis
+from coursekit.show.pictures import MemoryBar, Part, Picture
 from coursekit.show.spec import Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
 from coursekit.show.stops import HEADS, HIDDEN_SIZES, powers_of_two, steps_of_ten
+
+
+@dataclass(frozen=True)
+class TimeAxis(Picture):
+    """A logarithmic axis of time with one marker."""
+
+    title: str
+    quantity: str  # in seconds
+    ticks: tuple = (
+        ("hour", 3600),
+        ("day", 86_400),
+        ("month", 2_628_000),
+        ("year", 31_536_000),
+        ("century", 3_153_600_000),
+        ("10,000 years", 315_360_000_000),
+    )
+    least: float = 60
+    most: float = 3e12
+    kind, script, room = "time", "timeline.js", (62, 0, 0, ())
+
+    @property
+    def quantities(self):
+        return (self.quantity,)
+
+    measurable = quantities
+
 
 STATES_OF_ONE_GPU = MemoryBar(
     title="Model states on one GPU",
