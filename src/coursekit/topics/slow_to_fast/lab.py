@@ -2,6 +2,7 @@
 
 import plotly.graph_objects as go
 
+from coursekit.machine.capabilities import find_device
 from coursekit.recordings.recordings import nearby
 from coursekit.show.figures import INK, axis, new_figure
 from coursekit.show.palette import MEMORY
@@ -48,12 +49,12 @@ def figure_of_ladder(measured):
 
 
 def table_of_ladder(measured):
-    """AssertionError where a rung is not the formula's, to the byte, on a CPU; a loss that is
-    divided is one number more."""
-    rows = []
+    """AssertionError where a rung is not the formula's, to the byte; a loss that is divided is one
+    number more. A GPU's attention keeps more than the formulas count."""
+    rows, on_cpu = [], find_device()[0].type == "cpu"
     for name, peak in measured.items():
         rung, found = ladder()[name], peak.bytes.total
-        assert found - rung.nbytes in (0, 4), (name, found, rung.nbytes)
+        assert found - rung.nbytes in (0, 4) or not on_cpu, (name, found, rung.nbytes)
         rows.append([name, f"{rung.nbytes:,}", f"{found:,}", rung.place])
     return Table(["rung", "formula", "ledger", "the peak is at"], rows)
 
