@@ -23,7 +23,7 @@ from coursekit.recordings.recordings import NOT_RECORDED
 
 from ..show.tables import Table
 from .missing_names import ShownAlone, explain_missing_names
-from .numbers import plain_number
+from .numbers import is_number, plain_number
 from .slips import cause, may_be_negative
 from .wrong_numbers import slips_of
 
@@ -41,8 +41,7 @@ def _number(name, value):
         raise NoNumber(f"{name}: replace the dots with your number.")
     value = plain_number(value)
     try:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if number and abs(value) < math.inf:
+        if is_number(value) and abs(value) < math.inf:
             float(value)  # 10**400 is finite, and no float holds it
             return value
         said = repr(value)

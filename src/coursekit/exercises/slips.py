@@ -13,7 +13,6 @@ from types import MappingProxyType
 
 from coursekit.sentences import with_values
 
-from .numbers import plain_number
 from .properties import UNITS_OF_SIZE, UNITS_OF_TIME
 from .wrong_numbers import Slips, slips_of
 
@@ -60,41 +59,34 @@ def cause(
     """The sentence for a wrong prediction: what it comes from; empty where it is near
     enough, or where nothing is known of such a number."""
     given = slips_of(name) if slips is None else slips
-    predicted, measured = plain_number(predicted), plain_number(measured)
     unit = unit_in(name) if given.unit is None else given.unit
-    within = _within(unit, measured) if given.within is None else given.within
+    within = _within(unit) if given.within is None else given.within
     points = within if unit == "percent" else within * abs(measured)
     if abs(predicted - measured) <= points:
         return ""
     found = [*_own(given, predicted, measured, known, points)]
     if given.general and measured:
         found += _of_any(given, unit, predicted, measured, points)
-    near = _apart(predicted, measured)
-    fitting = [
-        (apart + handicap, said)
-        for handicap, apart, fit, said in found
-        if apart <= fit and apart < near
-    ]
-    if fitting:
-        return min(fitting, key=lambda one: one[0])[1]
+    if found:
+        return min(found, key=lambda one: one[0])[1]
     return _far_off(predicted, measured) if given.general else ""
 
 
-def _own(given, predicted, measured, known, points) -> Iterator[tuple[float, float, float, str]]:
-    """(handicap, how far from the predicted number, how far it may be, sentence) of the listed
-    slips."""
+def _own(given, predicted, measured, known, points) -> Iterator[tuple[float, str]]:
+    """(how far from the predicted number, with a handicap; sentence) of the listed slips that
+    fit."""
+    near = _apart(predicted, measured)
     for slip in given.slips:
-        ends = slip.ends(measured, known)
-        if ends is None:
+        if (ends := slip.ends(measured, known)) is None:
             continue
         beside_right, nearest = (min(max(one, ends[0]), ends[1]) for one in (measured, predicted))
-        if abs(beside_right - measured) > points / 2:
-            handicap = SPAN_HANDICAP * (ends[0] < ends[1])
-            fit = 0.0 if handicap or given.within == 0 else OWN_FIT
-            yield handicap, _apart(predicted, nearest), fit, _sentence(slip.sentence)
+        apart, of_many = _apart(predicted, nearest), ends[0] < ends[1]
+        fit = 0.0 if of_many or given.within == 0 else OWN_FIT
+        if apart <= fit and apart < near and abs(beside_right - measured) > points / 2:
+            yield apart + SPAN_HANDICAP * of_many, slip.sentence
 
 
-def _of_any(given, unit, predicted, measured, points) -> Iterator[tuple[float, float, float, str]]:
+def _of_any(given, unit, predicted, measured, points) -> Iterator[tuple[float, str]]:
     """One of those for the slips that any quantity of that unit has: all that give the same
     number."""
     fitting = []
@@ -112,11 +104,10 @@ def _of_any(given, unit, predicted, measured, points) -> Iterator[tuple[float, f
         ratio = _how_much(float(f"{times:.9g}"))
         if nearest > NEAR_A_SLIP:
             ratio = f"about {_how_much(float(f'{predicted / measured:.2g}'))}".capitalize()
-        said = f"{ratio} the measured number: {said}?"
-        yield GENERAL_HANDICAP, nearest, 1.0, said
+        yield nearest + GENERAL_HANDICAP, f"{ratio} the measured number: {said}?"
 
 
-def _within(unit: str, measured: float) -> float:
+def _within(unit: str) -> float:
     if unit == "percent":
         return WITHIN_PERCENT
     return WITHIN_TIMED if unit in (*_TIMES, "rate") else WITHIN
@@ -178,7 +169,3 @@ def _far_off(predicted: float, measured: float) -> str:
         said = _how_much(float(f"{times:.2g}"))
         said = f"About {said[0].lower()}{said[1:]} the measured number"
     return f"{said}: look at the unit, and at what is counted."
-
-
-def _sentence(words: str) -> str:
-    return words if words.endswith((".", "?")) else f"{words}."

@@ -107,12 +107,11 @@ def packages() -> Iterator[Diagnosis]:
         try:
             found = version(wanted.name)
         except PackageNotFoundError:
-            yield Diagnosis(wanted.name, "missing", f"pip install '{wanted}'", fit=False)
-            continue
-        if wanted.specifier.contains(found.partition("+")[0], prereleases=True):
+            found = ""
+        if found and wanted.specifier.contains(found.partition("+")[0], prereleases=True):
             fine.append(f"{wanted.name} {found}")
         else:
-            yield Diagnosis(wanted.name, found, f"pip install '{wanted}'", fit=False)
+            yield Diagnosis(wanted.name, found or "missing", f"pip install '{wanted}'", fit=False)
     yield Diagnosis("packages", ", ".join(fine), ENOUGH)
 
 
