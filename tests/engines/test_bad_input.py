@@ -69,8 +69,8 @@ def test_predictions_of_two_kernels(tmp_path, capsys):
     one.lock("x", 1)
     two.lock("y", 2)
     two.lock("x", 3)
-    again = Predictions("lab", tmp_path)
-    assert (two._locked["x"], again._locked["y"]) == (1, 2)
+    kept = [one.summary().rows for one in (two, Predictions("lab", tmp_path))]
+    assert [[row[:2] for row in rows] for rows in kept] == [[["x", "1"], ["y", "2"]]] * 2
     with pytest.raises(NoNumber, match="a number of more than 300 digits: a prediction is one"):
         one.lock("z", 10**400)
 

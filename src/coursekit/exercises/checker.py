@@ -345,7 +345,7 @@ def _form_of(value: Any) -> str:
 
 
 def _words_for_a_difference(exercise: Exercise, written: str, wanted: Any, given: Any) -> str:
-    """What differs between two answers, and nothing else. The answer of a task is not said."""
+    """The difference between two answers, and nothing else. The answer of a task is not said."""
     if hasattr(wanted, "_fields") and type(given) is type(wanted):
         differing = [
             "{} should be {}{}, and is {}".format(field.replace("_", " "), *_first(ours, theirs))

@@ -156,7 +156,7 @@ def _of_ranks(ranks: int, gpus: int, on_cpu: bool, chosen: str) -> str:
 
 
 class Sentence(str):
-    """The words of `capabilities` as the last line of a cell shows them: a notebook wraps them."""
+    """Text that a notebook wraps."""
 
     def __repr__(self):
         return str(self)
@@ -164,4 +164,6 @@ class Sentence(str):
     _repr_markdown_ = __repr__
 
 
-in_a_sentence = Sentence
+def in_a_sentence(said: str) -> Sentence:
+    """The words of `capabilities` as the last line of a cell shows them."""
+    return Sentence(said)
