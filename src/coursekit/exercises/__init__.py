@@ -10,7 +10,7 @@ catch.
                    mistakes.py          mistakes.md as text, and the solutions of the labs
                    decisions.py         its decision lists: conditions, and their sentences
                    checker.py           check(): cases, and the misconception behind an answer
-                   properties.py        how wrong answers differ, whatever was asked
+                   properties.py        how wrong numbers differ, whatever was asked
                    hints.py             help in two steps
                    numbers.py           a reader's number, whoever made it
                    missing_names.py     a name of a cell that did not run: one sentence

@@ -137,11 +137,11 @@ def capabilities(
     return f"This lab runs on {here} ({why_not or 'the CPU is used'}).{started} {skipped}"
 
 
-def leave_a_core_free(count: int | None = None) -> int:
+def leave_a_core_free() -> int:
     """Let PyTorch compute on all cores but one, so that threads need not wait for each other when
     the machine has something else to do; OMP_NUM_THREADS, if somebody has set it, wins. Returns the
-    number of threads. `count` is the number of cores, this machine's if not given."""
-    most = max(1, (cores() if count is None else count) - 1)
+    number of threads."""
+    most = max(1, cores() - 1)
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > most:
         torch.set_num_threads(most)
     return torch.get_num_threads()
