@@ -55,10 +55,10 @@ class Learners:
 
 
 @contextmanager
-def judged_by_its_own(*packages: str) -> Iterator[None]:
-    """Raises Wrong where the body has changed a function or class of these packages, and puts it
-    back. No proof: the body shares this process."""
-    names = [name for name in sys.modules if f"{name}.".startswith(packages) or name == "torch"]
+def judged_by_its_own() -> Iterator[None]:
+    """Raises Wrong where the body has changed a function or class that grades it, and puts it back.
+    No proof: the body shares this process."""
+    names = [name for name in sys.modules if f"{name}.".startswith(GRADING) or name == "torch"]
     before = [
         (vars(sys.modules[name]), key, value, f"{name}.{key}")
         for name in names
@@ -83,20 +83,18 @@ def graded(topic: str, name: str, source: str | None, path: str, core: bool, use
         os.setgroups([])
         os.setgid(user[1])
         os.setuid(user[0])
-    with judged_by_its_own(*GRADING):
-        return _graded(asked, name, source, path, core)
+    return _graded(asked, name, source, path, core)
 
 
+@judged_by_its_own()
 def _graded(asked: Assignment, name: str, source: str | None, path: str, core: bool):
     names = [trial.work.__name__ for trial in asked.trials]
     torch.manual_seed(names.index(name) + dist.get_rank())
     work = asked.trials[names.index(name)].work
     try:
         if source is not None:
-            mine = Learners.of_source(source, path)
-        else:
-            mine = Learners(path, asked.core if core else asked.reference)
-        return work(mine)
+            return work(Learners.of_source(source, path))
+        return work(Learners(path, asked.core if core else asked.reference))
     except (Wrong, NotWritten) as error:
         raise type(error)(one_line(str(error))) from error
     except NotImplementedError as error:
