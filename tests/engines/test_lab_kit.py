@@ -87,7 +87,8 @@ def test_a_missing_name_or_an_interrupted_import_is_one_sentence(tmp_path, monke
     package told as the reader's own; a package that an interrupt has left in parts, and that is
     imported once more, which may hang, or a package within it, which then lacks what it cannot
     register again; one of Python alone that lacks these parts from then on, or what later modules
-    wrote into them; a solution with exit(), whose check ran in the kernel and ended it."""
+    wrote into them; a solution with exit(), whose check ran in the kernel and ended it; gradients
+    that a stop has left off."""
     monkeypatch.chdir(tmp_path)
     tmp_path.joinpath("halves").mkdir()
     stopped = "import halves.a\nif stop:\n    raise KeyboardInterrupt"
@@ -136,3 +137,6 @@ def test_a_missing_name_or_an_interrupted_import_is_one_sentence(tmp_path, monke
                 f"{shown.name}: the import of torch was interrupted, and cannot be repeated:"
                 " restart the kernel, and run the lab from its first cell."
             )
+        kernel.run("del m['torch.part'], m['torch']\nimport torch\ntorch.set_grad_enabled(False)")
+        assert kernel.run("raise KeyboardInterrupt").name == "KeyboardInterrupt"
+        assert kernel.run("print(torch.is_grad_enabled())").out == "True\n"

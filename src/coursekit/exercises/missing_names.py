@@ -31,6 +31,9 @@ def explain_missing_names() -> None:
 
 
 def _explain(shell, kind, error, trace, tb_offset=None):
+    torch = sys.modules.get("torch")
+    if kind is KeyboardInterrupt and hasattr(torch, "set_grad_enabled"):
+        torch.set_grad_enabled(True)  # as a stop in no_grad()'s own code keeps gradients off
     sentence = _half_imported() or _not_there_yet(shell, kind, error, trace)
     if sentence:
         shell._showtraceback(kind, error, [f"{kind.__name__}: {sentence}"])
