@@ -9,7 +9,6 @@ from types import ModuleType
 
 from coursekit import topics
 
-from . import given  # quantities of more than one chapter
 from .asking import MissingQuantity, UnknownName, UnknownPreset, UnusedQuantity, close_names
 from .explain import explain
 from .presets import GPUS, KERNELS, LINKS, MODELS, OPERATIONS, PRESETS, RECIPES, Preset, quantities

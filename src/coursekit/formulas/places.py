@@ -37,7 +37,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from .registry import BOOK, Registry
-from .subset import SUBSET, as_text, check_expression, returned
+from .subset import as_text, check_expression, formula_of, returned
 
 LETTERS = dict(parameters="P", optimizer="O", gradients="G", activations="A", gathered="H")
 LETTERS |= dict(temporaries="U", workspaces="K")
@@ -132,7 +132,7 @@ class Places:
             (place.total,) = parts.values()
             return
         terms = " + ".join(dict.fromkeys(parts.values()))
-        together = _formula(f"{place.when} * ({terms})" if place.when else terms)
+        together = formula_of(f"{place.when} * ({terms})" if place.when else terms)
         together.parts = parts  # explains which category is which quantity
         place.total = place.total or f"live_at_{place.name}_bytes"
         symbol, meaning = self.letter + place.symbol, f"bytes {place.words}"
@@ -149,7 +149,7 @@ class Places:
         where, _, _ = place.words.partition(":")
         self._add(
             quantity,
-            _formula(ast.unparse(ast.parse(text))),
+            formula_of(ast.unparse(ast.parse(text))),
             f"{LETTERS[category]}{place.symbol}",
             f"{SAID.get(category, category)} {where}",
             place.module,
@@ -167,15 +167,15 @@ class Places:
         totals = ", ".join(dict.fromkeys(place.total for place in rivals))
         numbered = ", ".join(f"{n} {place.name}" for n, place in enumerate(rivals, 1))
         made = self.letter + self.symbol
-        self._add(total, _formula(f"maximum({totals})"), made, f"bytes {self.meaning}", module)
+        self._add(total, formula_of(f"maximum({totals})"), made, f"bytes {self.meaning}", module)
         number = ("i" + self.symbol, f"place of that maximum: {numbered}", module, "count")
-        self._add(which, _formula(f"arg_max({totals})"), *number)
+        self._add(which, formula_of(f"arg_max({totals})"), *number)
         for category, letter in LETTERS.items():
             parts = [place.parts.get(category, "0") for place in rivals]
             there = self.there or self.meaning.partition(":")[0]
             if len(set(parts)) > 1:
                 name, meaning = f"{category}_at_{self.name}_bytes", SAID.get(category, category)
-                chosen = _formula(f"choose({which}, {', '.join(parts)})")
+                chosen = formula_of(f"choose({which}, {', '.join(parts)})")
                 self._add(name, chosen, letter + self.symbol, f"{meaning} {there}", module)
 
     def _add(self, name, function, symbol, meaning, module, unit="bytes", **facts):
@@ -190,15 +190,6 @@ def _read(function):
     for keyword in call.keywords:
         check_expression(keyword.value, function)
     return {one.arg: as_text(one.value) for one in call.keywords}
-
-
-def _formula(text):
-    """A formula as it is written, but for `q.`."""
-    of_q = lambda name: name[0] if name[0] in SUBSET else f"q.{name[0]}"
-    code = re.sub(r"\b[a-z_]\w*", of_q, text)
-    formula = eval(f"lambda q: {code}", dict(SUBSET))
-    formula.written = text
-    return formula
 
 
 def live(**parts):

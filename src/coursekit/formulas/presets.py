@@ -14,7 +14,6 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import get_type_hints
 
-from . import given as _quantities_of_models  # noqa: F401 - declares what presets give
 from .registry import BOOK
 
 

@@ -29,7 +29,7 @@ from functools import cached_property
 from pathlib import Path
 
 from .asking import MissingQuantity, UnknownName, UnknownPreset, refuse_unused
-from .subset import EXACT_LIMIT, DividendTooLarge, Values, check_subset, needs_of
+from .subset import EXACT_LIMIT, DividendTooLarge, Values, check_subset, formula_of, needs_of
 
 # counted, so exact; every other unit is a float
 WHOLE_UNITS = ("bytes", "parameters", "tensors", "tokens", "GPUs", "count")
@@ -110,12 +110,11 @@ class Rule:
     control is marked. The rule is for whoever asks for what follows from `concerns`. `assumed` has
     values for quantities without which the rule holds all the same."""
 
-    name: str
     function: Callable
-    message: str
     marks: str
-    concerns: str = ""
-    assumed: tuple = ()  # pairs (quantity, value)
+    concerns: str
+    assumed: tuple  # pairs (quantity, value)
+    message: str
 
     @cached_property
     def needs(self):
@@ -197,6 +196,10 @@ class Formula:
         return value
 
 
+_RULE = re.compile(r"(?m)^- `(.+?)` (\w+)(?: for (\w+))?((?:, \w+=\d+)*): (.+)")
+_PAIR = re.compile(r"(\w+)=(\d+)")
+
+
 def group_of(module):
     """The name under which a formula sheet prints a module's formulas: the topic's where its
     formulas are one module, else the module's."""
@@ -210,7 +213,7 @@ class Registry:
     def __init__(self):
         self.quantities: dict[str, Quantity] = {}
         self.formulas: dict[str, Formula] = {}
-        self.rules: dict[str, Rule] = {}
+        self.rules: list[Rule] = []
         self._rules_about: dict[str, list[Rule]] = {}
         self._resolved: dict[tuple, tuple] = {}  # what `resolve` found; a new name empties it
         self.presets: Mapping[str, Mapping] = {}  # kind -> name -> preset, for model="GPT-2 124M"
@@ -224,8 +227,17 @@ class Registry:
         """Declare what the reader gives, a line for each: name | symbol | unit, range | meaning,
         below headings or none. An indented line goes on with the meaning. The range is `from 0`,
         `above 0`, `to 1` or two of them; without one it is whole numbers from 1, or any number from
-        1 for other units. `usually 1` after the range is what is assumed where nobody gives it."""
-        for line in re.findall(r"(?m)^[^#\n].*", re.sub(r"\n +", " ", table)):
+        1 for other units. `usually 1` after the range is what is assumed where nobody gives it.
+
+        A line `- ` is a rule: the comparison that has to hold, the quantity whose control is
+        marked, and the sentence, with values in braces.
+
+            - `zero_stage < 3` zero_stage for shard_bytes, kernels=0: zero_stage = {zero_stage}: ...
+
+        This one is for whoever asks for what follows from `shard_bytes`; it holds all the same
+        where nobody gives `kernels`, which is then 0."""
+        table = re.sub(r"\n +", " ", table)
+        for line in re.findall(r"(?m)^[^#\n-].*", table):
             name, symbol, unit, meaning = line.split(" | ")
             unit, _, words = unit.partition(", ")
             limits = re.fullmatch(
@@ -244,10 +256,16 @@ class Registry:
                 above=kind == "above",
                 usual=None if usual is None else int(usual),
             )
+        for condition, marks, concerns, pairs, message in _RULE.findall(table):
+            assumed = tuple((name, int(value)) for name, value in _PAIR.findall(pairs))
+            rule = Rule(formula_of(condition), marks, concerns, assumed, message)
+            self.rules.append(rule)
+            for need in rule.needs:
+                self._rules_about.setdefault(need, []).append(rule)
 
     def given_beside(self, module):
-        """Declare the table in Markdown beside a module of formulas, which has the module's name.
-        `module` is its __file__."""
+        """Declare the table and the rules in Markdown beside a module of formulas, which have the
+        module's name. `module` is its __file__."""
         self.given(Path(module).with_suffix(".md").read_text("utf-8"))
 
     def section(self, *, source, measured_by):
@@ -291,22 +309,6 @@ class Registry:
         group = group_of(function.__module__)
         self.formulas[name] = Formula(name, function, group=group, registry=self, **facts)
         return self.formulas[name]
-
-    def rule(self, message, *, marks, concerns="", **assumed):
-        """Register the relation below: a function of quantities that returns one comparison. It
-        holds where `concerns` is computed, too. `assumed` are values for quantities that need not
-        be known for the rule to hold."""
-
-        def register(function):
-            check_subset(function)
-            name = function.__name__
-            rule = Rule(name, function, message, marks, concerns, tuple(assumed.items()))
-            self.rules[name] = rule
-            for need in rule.needs:
-                self._rules_about.setdefault(need, []).append(rule)
-            return rule
-
-        return register
 
     def _new(self, name):
         if name in self.formulas or name in self.quantities:
@@ -355,7 +357,7 @@ class Registry:
 
     def applicable_rules(self, known):
         """The rules all of whose quantities are known."""
-        return [rule for rule in self.rules.values() if rule.applies(known)]
+        return [rule for rule in self.rules if rule.applies(known)]
 
     def validate(self, **given):
         """Check every given value and every relation between them; return them as ints and
@@ -430,19 +432,19 @@ class Registry:
         for name in inputs:
             if name in self.formulas:
                 self._refuse_contradiction(name, values, inputs)
-        checked = {rule.name for rule in self.applicable_rules(values)}
+        checked = {rule.message for rule in self.applicable_rules(values)}
 
         def check(rules):
             for rule in rules:
-                if rule.name not in checked and rule.applies(values):
+                if rule.message not in checked and rule.applies(values):
                     rule.check(values)
-                    checked.add(rule.name)
+                    checked.add(rule.message)
 
         values.update(self.assumed(inputs, values))
         missing = [name for name in inputs if name not in values]
         if missing:
             raise MissingQuantity(self, targets, missing)
-        check(self.rules.values())  # some are about what was assumed, too
+        check(self.rules)  # some are about what was assumed, too
         for name in formulas:
             formula = self.formulas[name]
             values[name] = formula.compute(values)
@@ -465,6 +467,6 @@ def show(value):
     return str(value) or "nothing"  # the text of an empty box
 
 
-# the book's formulas; filled by model.py, states.py, time.py when the package is imported, constant
-# after
+# the book's formulas; topics fill it when the package is imported, constant after
 BOOK = Registry()
+BOOK.given_beside(Path(__file__).with_name("given"))  # quantities of more than one chapter

@@ -321,10 +321,10 @@ def javascript(targets, inputs=(), registry: Registry = BOOK):
 
     def rules():
         for rule in registry.applicable_rules(known):
-            if rule.name not in done:
-                done.add(rule.name)
+            if rule.message not in done:
+                done.add(rule.message)
                 there = {name: str(value) for name, value in rule.assumed} | letters
-                condition = _JavaScript(rule.name, there).text(_tree(rule.function))
+                condition = _JavaScript(rule.marks, there).text(_tree(rule.function))
                 shown = "{" + ", ".join(f"{need}: {there[need]}" for need in rule.needs) + "}"
                 lines.append(
                     f"  if (!({condition})) invalid({json.dumps(rule.marks)},"

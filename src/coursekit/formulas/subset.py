@@ -198,6 +198,15 @@ def tree_of(function):
     return ast.parse(expression_of(function), mode="eval").body
 
 
+def formula_of(text):
+    """A formula as it is written, but for `q.`."""
+    of_q = lambda name: name[0] if name[0] in SUBSET else f"q.{name[0]}"
+    code = re.sub(r"\b[a-z_]\w*", of_q, text)
+    formula = eval(f"lambda q: {code}", dict(SUBSET))
+    formula.written = text
+    return formula
+
+
 def check_subset(function):
     """Raise TypeError, naming the line, when a formula's body is more than one `return` of an
     expression in the subset."""

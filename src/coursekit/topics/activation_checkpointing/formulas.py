@@ -98,16 +98,6 @@ class WhatIsKept(BOOK.section(source=_OURS, measured_by=_KEPT)):
         )
 
 
-@BOOK.rule(
-    "recompute_policy = {recompute_policy} under autocast: what autocast's cache of weights holds"
-    " beside a checkpoint is not counted; give a recipe without autocast.",
-    marks="recompute_policy",
-    concerns="recompute_layer_work_bytes",
-)
-def recompute_is_counted_without_autocast(q):
-    return minimum(q.recompute_policy, q.copies_weights) < 1
-
-
 class OneLayerAtWork(BOOK.section(source=_OURS, measured_by=_PEAK)):
     def mlp_work_bytes(q):
         r"""W_\text{mlp} | bytes | bytes of a layer at the fullest place of its MLP's backward, when
@@ -436,15 +426,6 @@ class InSeconds(BOOK.section(source="definition", measured_by=_TIME)):
         link the step waits for the last copy to the host and the first copy back, unless the loss
         hides them"""
         return q.offloaded_seconds - q.layers * (q.layer_forward_seconds + q.layer_backward_seconds)
-
-
-@BOOK.rule(
-    "partition_activations = {partition_activations} with sequence parallelism: each rank has its"
-    " own tokens of the input already. Give 0.",
-    marks="partition_activations",
-)
-def own_tokens_are_not_partitioned(q):
-    return q.partition_activations + q.sequence_parallel < 2
 
 
 class ARankAmongSeveral(BOOK.section(source=_KORTHIKANTI, measured_by=_RANK)):

@@ -11,8 +11,6 @@ from coursekit.formulas.registry import BOOK
 from coursekit.formulas.subset import (
     ceil_div,
     ceil_log2,
-    equal,
-    floor_div,
     maximum,
     minimum,
     next_rank,
@@ -36,20 +34,6 @@ _RINGS = "tests/collectives/test_published_times.py::test_rings_of_nodes"
 _PUBLISHED = "tests/collectives/test_published_times.py::test_published_rows"
 _CORE = "NCCL, src/graph/tuning.cc at 5067397"
 _FASTEST = "tests/collectives/test_collective_formulas.py::test_the_fastest"
-
-
-@BOOK.rule("rank = {rank} is not a rank of a group of {ranks}: ranks count from 0.", marks="rank")
-def rank_is_in_the_group(q):
-    return q.rank < q.ranks
-
-
-@BOOK.rule(
-    "ranks_per_node = {ranks_per_node} does not divide ranks = {ranks}: every node has the same"
-    " number of ranks.",
-    marks="ranks_per_node",
-)
-def nodes_are_alike(q):
-    return equal(q.ranks_per_node * floor_div(q.ranks, q.ranks_per_node), q.ranks)
 
 
 class WhatIsCut(BOOK.section(source=_OURS, measured_by=_SENT)):

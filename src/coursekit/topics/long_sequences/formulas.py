@@ -9,7 +9,6 @@ from coursekit.formulas.registry import BOOK
 from coursekit.formulas.subset import (
     ceil_div,
     choose,
-    equal,
     floor_div,
     maximum,
     minimum,
@@ -26,56 +25,6 @@ _TURNS = f"{_TESTS}::test_seconds_of_a_ring"
 _FEWER = f"{_TESTS}::test_pairs_of_masks"
 _TILES = f"{_TESTS}::test_bytes_of_tiles"
 _PEAKS = f"{_TESTS}::test_published_peaks_of_long_sequences"
-
-
-@BOOK.rule(
-    "context_rank = {context_rank} is not one of context_parallel = {context_parallel} ranks that"
-    " share a sequence: ranks count from 0.",
-    marks="context_rank",
-)
-def context_rank_is_in_its_group(q):
-    return q.context_rank < q.context_parallel
-
-
-@BOOK.rule(
-    "context_parallel = {context_parallel} with tensor_parallel = {tensor_parallel} and"
-    " key_value_heads = {key_value_heads}: ranks that exchange heads have whole ones, so both"
-    " degrees together must divide the heads of keys and values; a ring has no such limit.",
-    marks="context_parallel",
-    concerns="context_mix",
-)
-def exchanged_heads_are_whole(q):
-    return equal(
-        where(
-            q.context_parallel > 1,
-            where(
-                q.context_mix > 2,
-                q.context_parallel
-                * q.tensor_parallel
-                * floor_div(q.key_value_heads, q.context_parallel * q.tensor_parallel),
-                q.key_value_heads,
-            ),
-            q.key_value_heads,
-        ),
-        q.key_value_heads,
-    )
-
-
-@BOOK.rule(
-    "sequence_tiles = {sequence_tiles}, checkpoints_on_host = {checkpoints_on_host} with"
-    " recompute_policy = {recompute_policy}, library_kernels = {library_kernels}: tiles, and"
-    " checkpoints on the host, are of layers that a library recomputes; give recompute_policy = 3"
-    " under its kernels.",
-    marks="recompute_policy",
-    concerns="layer_checkpoint_bytes",
-)
-def tiles_are_recomputed(q):
-    return equal(
-        where(
-            q.sequence_tiles + q.checkpoints_on_host > 1, q.library_kernels * q.recompute_policy, 3
-        ),
-        3,
-    )
 
 
 class BytesOfAMix(BOOK.section(source=_OURS, measured_by=_BYTES)):

@@ -18,15 +18,6 @@ _SENT = f"{_TESTS}::test_bytes_of_a_layer"
 _TIMED = f"{_TESTS}::test_seconds_of_the_fullest_rank"
 
 
-@BOOK.rule(
-    "expert_rank = {expert_rank} of expert_parallel = {expert_parallel}: ranks are counted from 0,"
-    " so the last one is expert_parallel - 1.",
-    marks="expert_rank",
-)
-def expert_rank_is_in_the_group(q):
-    return q.expert_rank < q.expert_parallel
-
-
 class RowsOfARouting(BOOK.section(source="definition of the dial", measured_by=_ROUTED)):
     def even_expert_rows(q):
         r"""Y_\text{even} | rows | rows of an expert for a microbatch of all ranks, if all experts

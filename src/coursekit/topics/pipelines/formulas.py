@@ -23,43 +23,6 @@ _QI = "Qi et al. 2024"
 _OURS = "shardlab.pipelines.schedules"
 
 
-@BOOK.rule(
-    "pipeline_rank = {pipeline_rank} is not a rank of a pipeline of {pipeline_parallel}: ranks"
-    " count from 0.",
-    marks="pipeline_rank",
-)
-def rank_is_in_the_pipeline(q):
-    return q.pipeline_rank < q.pipeline_parallel
-
-
-@BOOK.rule(
-    "microbatches = {microbatches} is not a multiple of pipeline_parallel = {pipeline_parallel}:"
-    " interleaving takes them in groups of one for each rank.",
-    marks="microbatches",
-)
-def interleaving_takes_groups(q):
-    return equal(
-        where(
-            equal(q.pipeline_schedule, 4),
-            q.pipeline_parallel * floor_div(q.microbatches, q.pipeline_parallel),
-            q.microbatches,
-        ),
-        q.microbatches,
-    )
-
-
-@BOOK.rule(
-    "pipeline_parallel = {pipeline_parallel} makes {pipeline_stages} stages of layers = {layers}:"
-    " each stage needs at least one layer; stages of the embedding or the head alone, as in Llama 3"
-    " 405B, ask for several stages on a rank and shorter ends.",
-    marks="pipeline_parallel",
-    concerns="stage_layers",
-    shorter_ends=0,
-)
-def each_stage_has_a_layer(q):
-    return q.pipeline_stages <= q.layers + 2 * q.shorter_ends
-
-
 class MicrobatchesInFlight(BOOK.section(source=_OURS, measured_by=_FLIGHT)):
     @BOOK.own(source="definition", least=1, choice=True)
     def microbatches(q):
@@ -151,16 +114,6 @@ class Idle(BOOK.section(source=_QI, measured_by=_SIMULATED)):
         r"""\varphi_\text{ideal} | fraction | idle time divided by the time of a step without idle
         time: (p-1)/m in 1F1B"""
         return q.pipeline_idle_seconds / q.pipeline_ideal_seconds
-
-
-@BOOK.rule(
-    "pipeline_schedule = {pipeline_schedule}: how often the zero-bubble schedules wait for messages"
-    " has no short formula; simulate them.",
-    marks="pipeline_schedule",
-    concerns="pipeline_transfers",
-)
-def zero_bubble_is_simulated(q):
-    return q.pipeline_schedule < 5
 
 
 class MessagesThatTakeTime(BOOK.section(source=_OURS, measured_by=_TRANSFER)):

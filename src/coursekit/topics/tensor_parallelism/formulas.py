@@ -31,48 +31,6 @@ _SENT = f"{_FILE}::test_what_is_sent"
 _SECONDS = f"{_FILE}::test_share_of_a_layer"
 
 
-@BOOK.rule(
-    "tensor_rank = {tensor_rank} is not a rank of a tensor-parallel group of {tensor_parallel}:"
-    " ranks count from 0.",
-    marks="tensor_rank",
-)
-def rank_is_in_the_tensor_parallel_group(q):
-    return q.tensor_rank < q.tensor_parallel
-
-
-@BOOK.rule(
-    "key_value_heads = {key_value_heads} is not divisible by tensor_parallel = {tensor_parallel}:"
-    " every rank has equally many heads, and no head is cut.",
-    marks="tensor_parallel",
-    concerns="tensor_rank",
-)
-def ranks_divide_key_value_heads(q):
-    return equal(
-        q.tensor_parallel * floor_div(q.key_value_heads, q.tensor_parallel), q.key_value_heads
-    )
-
-
-@BOOK.rule(
-    "sequence = {sequence} is not divisible by tensor_parallel = {tensor_parallel}: with sequence"
-    " parallelism every rank has equally many tokens.",
-    marks="sequence",
-)
-def ranks_divide_the_sequence(q):
-    return equal(
-        q.sequence_parallel
-        * (q.sequence - q.tensor_parallel * floor_div(q.sequence, q.tensor_parallel)),
-        0,
-    )
-
-
-@BOOK.rule(
-    "regather = {regather} without sequence parallelism: nothing was gathered. Give 0.",
-    marks="regather",
-)
-def regather_is_of_sequence_parallelism(q):
-    return q.regather <= q.sequence_parallel
-
-
 class WhatARankHasOfTheModel(BOOK.section(source=_SHOEYBI, measured_by=_KEPT)):
     def tensor_vocabulary(q):
         """V_r | count | tokens of the vocabulary whose vectors and logits the rank has"""

@@ -67,24 +67,6 @@ class WaitsInARowOfEqualKernels(BOOK.section(source=_QUEUE, measured_by=_VIRTUAL
 # --- one read between long kernels and short ones -------------------------------------------------
 
 
-@BOOK.rule(
-    "long_kernel_seconds = {long_kernel_seconds} is less than a launch, {launch_seconds}: the host"
-    " gets no lead.",
-    marks="long_kernel_seconds",
-)
-def long_kernels_are_long(q):
-    return q.long_kernel_seconds >= q.launch_seconds
-
-
-@BOOK.rule(
-    "short_kernel_seconds = {short_kernel_seconds} is more than a launch, {launch_seconds}: the GPU"
-    " never waits for such kernels.",
-    marks="short_kernel_seconds",
-)
-def short_kernels_are_short(q):
-    return q.short_kernel_seconds <= q.launch_seconds
-
-
 class OneRead(BOOK.section(source=_QUEUE, measured_by=_LEAD)):
     def host_lead_seconds(q):
         r"""\tau_\text{lead} | seconds | how far the host is ahead of the GPU after the long

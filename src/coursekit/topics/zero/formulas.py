@@ -25,14 +25,6 @@ _COUNTS = "tests/zero/test_zero_time.py::test_how_often_a_step_communicates"
 _HIDES = "tests/zero/test_zero_time.py::test_tokens_that_hide_a_phase"
 
 
-@BOOK.rule(
-    "rank = {rank} is not a rank of a data-parallel group of {data_parallel}: ranks count from 0.",
-    marks="rank",
-)
-def rank_is_in_the_data_parallel_group(q):
-    return q.rank < q.data_parallel
-
-
 class WhatIsKept(BOOK.section(source=_STATES, measured_by=_KEPT)):
     def zero_shard_parameters(q):
         r"""\Psi_r | parameters | elements of the rank's shard; where the number of ranks does not

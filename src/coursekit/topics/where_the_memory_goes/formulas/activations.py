@@ -13,6 +13,8 @@ stream and of norms, and that of the inputs and outputs of matrix products.
 from coursekit.formulas.registry import BOOK
 from coursekit.formulas.subset import equal, minimum, where
 
+BOOK.given_beside(__file__)
+
 _KORTHIKANTI = "Korthikanti et al. 2022, section 4.1"
 _GPT = "counted from gpt.py"
 _PARTS = (
@@ -198,29 +200,6 @@ class OneNormAndAttention(BOOK.section(source=_KORTHIKANTI, measured_by=_PARTS))
         r"""A_\ell | bytes | bytes one layer keeps for backward; b s h (34 + 5 a s / h) in 16 bits
         with dropout, and the statistics of the norms"""
         return q.attention_activation_bytes + q.mlp_activation_bytes
-
-    @BOOK.rule(
-        "experts = {experts}, query_key_norms = {query_key_norms}, key_value_latent ="
-        " {key_value_latent}, norms_per_layer = {norms_per_layer}: what eager PyTorch keeps is"
-        " known for this book's GPT, with 0, 0, 0 and 2; ask for parameters and states, or for"
-        " other kernels.",
-        marks="experts",
-        concerns="layer_activation_bytes",
-        experts=0,
-        query_key_norms=0,
-        key_value_latent=0,
-        norms_per_layer=2,
-        library_kernels=0,
-    )
-    def eager_activations_are_of_our_gpt(q):
-        return equal(
-            where(
-                q.library_kernels > 0,
-                2,
-                where(q.experts + q.query_key_norms + q.key_value_latent > 0, 1, q.norms_per_layer),
-            ),
-            2,
-        )
 
     def logit_bytes(q):
         """A_V | bytes | bytes of the logits, or of their log-softmax, which the loss keeps: fp32 in

@@ -12,30 +12,6 @@ from coursekit.formulas.subset import ceil_div, equal, floor_div, maximum, where
 BOOK.given_beside(__file__)
 
 
-@BOOK.rule(
-    "adapter_rank = {adapter_rank} with tensor_parallel = {tensor_parallel}, pipeline_parallel ="
-    " {pipeline_parallel}, zero_stage = {zero_stage}, experts = {experts}, key_value_latent ="
-    " {key_value_latent}: adapters are counted beside whole dense models under a library's kernels,"
-    " in stage 0; ask for these, or for a recipe without adapters.",
-    marks="adapter_rank",
-    concerns="rank_trained_parameters",
-    adapter_rank=0,
-)
-def adapters_are_beside_whole_models(q):
-    return equal(
-        where(
-            q.adapter_rank > 0,
-            q.tensor_parallel * q.pipeline_parallel
-            + q.eager_kernels
-            + q.zero_stage
-            + q.experts
-            + q.key_value_latent,
-            1,
-        ),
-        1,
-    )
-
-
 class Adapters(
     BOOK.section(
         source="Hu et al. 2022 (LoRA), section 4.1",

@@ -2,7 +2,6 @@
 not exact counts."""
 
 from coursekit.formulas.registry import BOOK
-from coursekit.formulas.subset import equal
 
 BOOK.given_beside(__file__)
 
@@ -34,15 +33,6 @@ class Time(
             6 * q.matrix_parameters
             + 3 * (2 - q.causal_half) * q.layers * q.attended_columns * q.sequence
         )
-
-    @BOOK.rule(
-        "experts = {experts}: 6 operations for each parameter would count experts that a token"
-        " does not go through; give parameters=active_parameters(...) instead of the model.",
-        marks="experts",
-        concerns="training_flops",
-    )
-    def every_parameter_is_used(q):
-        return equal(q.experts, 0)
 
     def achieved_flops_per_second(q):
         """F_n | FLOP/s | rate at which the GPUs together do useful work"""
