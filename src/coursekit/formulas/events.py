@@ -22,6 +22,8 @@ static/streams.js is the same simulator for the page; a test compares the two.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 COMPUTE, LINK = "compute", "link"
@@ -147,18 +149,17 @@ def end_seconds(ran: Iterable[Ran]) -> float:
 
 def waiting(ran: list[Ran]) -> Iterator[tuple[str, float, float]]:
     """(phase, start, end) of each span in which nothing computes: what pictures hatch."""
-    done = 0.0
-    for number, one in enumerate(ran):
-        if one.stream == COMPUTE and one.start > done:
-            yield one.phase, done, one.start
-        if one.stream == COMPUTE:
-            done = one.end
-        last = number + 1 == len(ran) or ran[number + 1].phase != one.phase
-        if last:  # everybody waits for what is still under way
-            end = max(other.end for other in ran[: number + 1])
-            if end > done:
-                yield one.phase, done, end
-            done = max(done, end)
+    done = end = 0.0
+    for phase, ones in groupby(ran, attrgetter("phase")):
+        for one in ones:
+            if one.stream == COMPUTE:
+                if one.start > done:
+                    yield phase, done, one.start
+                done = one.end
+            end = max(end, one.end)
+        if end > done:  # everybody waits for what is still under way
+            yield phase, done, end
+        done = end
 
 
 def exposed_phase_seconds(ran: list[Ran]) -> dict[str, float]:

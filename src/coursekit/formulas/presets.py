@@ -93,35 +93,27 @@ def records_of(name, kind) -> dict:
 HARDWARE = {row["name"]: row for row in rows_of_table("hardware.csv")}
 
 
+_SOME_HAVE = (  # column, its quantity, its unit
+    ("dense_tflops_fp8", "fp8_flops_per_second", 1e12),
+    ("dense_tflops_fp4", "fp4_flops_per_second", 1e12),
+    ("measured_matmul_tflops_bf16", "measured_flops_per_second", 1e12),
+    ("chip_to_chip_GBps", "chip_to_chip_bytes_per_second", 1e9),
+)
+
+
 def _gpus():
     for name, row in HARDWARE.items():
         dense_tflops = float(row["dense_tflops_bf16"] or row["dense_tflops_fp16"])
         kind = "bf16" if row["dense_tflops_bf16"] else "fp16"
-        more = {
-            quantity: float(row[column]) * unit
-            for column, quantity, unit in (
-                ("dense_tflops_fp8", "fp8_flops_per_second", 1e12),
-                ("dense_tflops_fp4", "fp4_flops_per_second", 1e12),
-                ("measured_matmul_tflops_bf16", "measured_flops_per_second", 1e12),
-                ("chip_to_chip_GBps", "chip_to_chip_bytes_per_second", 1e9),
-            )
-            if row[column]
-        }
-        yield Preset(
-            name,
-            MappingProxyType(
-                dict(
-                    gpu_memory_bytes=int(row["visible_bytes"]),
-                    flops_per_second=dense_tflops * 1e12,
-                    memory_bytes_per_second=float(f"{row['memory_bandwidth_TBps']}e12"),
-                    **more,
-                )
-            ),
-            row["source"],
-            f"{row['memory_GB']} GB, {dense_tflops:g} dense {kind} TFLOP/s",
-            row["verified"],
-            row["read_on"],
+        numbers = dict(
+            gpu_memory_bytes=int(row["visible_bytes"]),
+            flops_per_second=dense_tflops * 1e12,
+            memory_bytes_per_second=float(f"{row['memory_bandwidth_TBps']}e12"),
         )
+        numbers |= {of: float(row[column]) * unit for column, of, unit in _SOME_HAVE if row[column]}
+        note = f"{row['memory_GB']} GB, {dense_tflops:g} dense {kind} TFLOP/s"
+        told = row["source"], note, row["verified"], row["read_on"]
+        yield Preset(name, MappingProxyType(numbers), *told)
 
 
 GPUS = _by_name(_gpus())

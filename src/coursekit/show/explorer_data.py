@@ -30,15 +30,7 @@ def data_of(spec, measured=MappingProxyType({})):
     """The specification as explorer.js reads it. Texts name quantities and styles; numbers are the
     presets', the stops' and what was `measured`, by the name of a quantity or a line."""
 
-    def words(pieces):
-        return [
-            dict(
-                text=piece.text,
-                **{name: pairs for name in ("when", "unless") if (pairs := getattr(piece, name))},
-            )
-            for piece in pieces
-        ]
-
+    words = lambda pieces: [{k: v for k, v in vars(piece).items() if v} for piece in pieces]
     said = dict(
         name=spec.name,
         inputs=spec.inputs,

@@ -8,6 +8,7 @@ same strings; a test compares the two.
 import math
 import re
 from decimal import ROUND_HALF_UP, Decimal
+from functools import partial
 
 JOINERS = "\u200c\u200d"  # invisible, and part of Persian and Indian names
 DIGITS_BELOW = 1e21  # from here on nobody reads the digits of a whole number
@@ -95,19 +96,17 @@ def format_percent(value):
     return f"{_grouped(format(Decimal(_rounded(value)[0]).scaleb(2), 'f'))}%"
 
 
-def format_bytes(value, unit=None):
-    """Bytes in the given unit, or in the largest binary unit of which there is at least one."""
-    if unit is None:
-        return _scaled(value, BINARY)
-    return f"{format_number(value / dict(DECIMAL + BINARY)[unit])} {unit}"
+def format_bytes(value):
+    """Bytes in the largest binary unit of which there is at least one."""
+    return _scaled(value, BINARY)
 
 
-def format_duration(seconds, unit=None):
-    """28.5 days, 357 years, 1 hour; in the largest unit of which there is at least one, or in the
-    given one."""
-    if unit is None and seconds == 0:
-        unit = "second"
-    text = _scaled(seconds, ((unit, dict(DURATIONS)[unit]),) if unit else DURATIONS)
+def format_duration(seconds, units=DURATIONS):
+    """28.5 days, 357 years, 1 hour, 0 seconds; in the largest unit of which there is at least
+    one."""
+    if units is DURATIONS and seconds == 0:
+        units = [("second", 1)]
+    text = _scaled(seconds, units)
     return text if text.startswith("1 ") else text + "s"
 
 
@@ -126,12 +125,9 @@ STYLES = {
     "s": lambda value: "" if value == 1 else "s",  # GPU{gpus:s}
     "bytes": format_bytes,
     "decimal bytes": lambda value: _scaled(value, DECIMAL),
-    **{
-        unit: lambda value, unit=unit: format_bytes(value, unit)
-        for unit, _ in DECIMAL[1:] + BINARY[1:]
-    },
+    **{unit[0]: partial(_scaled, units=[unit]) for unit in DECIMAL[1:] + BINARY[1:]},
     "duration": format_duration,
-    **{f"{unit}s": lambda value, unit=unit: format_duration(value, unit) for unit, _ in DURATIONS},
+    **{f"{unit[0]}s": partial(format_duration, units=[unit]) for unit in DURATIONS},
     "short duration": format_short_duration,
     "rate": lambda value: _scaled(value, RATES),
     "bandwidth": lambda value: _scaled(value, DECIMAL) + "/s",
