@@ -70,7 +70,7 @@ def from_the_grid(spec, chance):
 def anything(name, value, chance):
     """Another value of an input: any number, odd, prime, up to 2^53 - 1; a multiple of what it was,
     which others may divide; or what has to be refused."""
-    quantity = BOOK.find(name).as_quantity if name in BOOK.formulas else BOOK.quantities[name]
+    quantity = BOOK.find(name)
     if chance.random() < 0.2:
         return chance.choice(BAD)
     if name == "step_counter_element_bytes":

@@ -89,6 +89,5 @@ def close_names(name, names):
 
 def described(found):
     """A quantity, or a formula that may be given, in one line: name, symbol, meaning, range."""
-    limits = found.as_quantity if hasattr(found, "as_quantity") else found
-    kind = limits.rule().removeprefix(f"{found.name} must be ")
+    kind = found.rule().removeprefix(f"{found.name} must be ")
     return f"{found.name} ({found.symbol}): {found.meaning}; {kind}"

@@ -62,9 +62,13 @@ class Quantity:
     unit: str
     meaning: str
     least: float = 1
-    most: float = EXACT_LIMIT
+    most: float | None = None  # None: up to what a count, or a float, can be
     above: bool = False  # True: the value must be larger than `least`, not equal to it
     usual: float | None = None  # what is assumed where nobody gives it; None: it must be given
+
+    def __post_init__(self):
+        if self.most is None:
+            object.__setattr__(self, "most", EXACT_LIMIT if self.whole else math.inf)
 
     @cached_property
     def whole(self):
@@ -137,39 +141,25 @@ class Rule:
             raise InvalidQuantity(self.marks, values[self.marks], said)
 
 
-@dataclass(frozen=True)
-class Formula:
+@dataclass(frozen=True, kw_only=True)
+class Formula(Quantity):
     """A registered function with what the page says about it. Call it with keywords; it resolves
-    what it needs."""
+    what it needs. A reader may give its value instead, within the range of a quantity."""
 
-    name: str
     function: Callable
-    symbol: str
-    unit: str
-    meaning: str
     source: str
     measured_by: str
     group: str
     registry: "Registry" = field(repr=False, compare=False)
-    least: int = 0  # smallest value it takes when it is given instead of computed
+    least: float = 0
     choice: bool = False  # a default: given beside its inputs, it contradicts nothing
 
     @cached_property
     def needs(self):
         return needs_of(self.function)
 
-    @cached_property
-    def whole(self):
-        return self.unit in WHOLE_UNITS
-
     def __call__(self, **given):
         return self.registry.evaluate([self.name], **given)[self.name]
-
-    @cached_property
-    def as_quantity(self):
-        """The quantity that a reader may give instead of this formula."""
-        most = EXACT_LIMIT if self.whole else math.inf
-        return Quantity(self.name, self.symbol, self.unit, self.meaning, self.least, most)
 
     def compute(self, values):
         """The value from already resolved arguments: an exact int for a whole unit, else a
@@ -252,7 +242,7 @@ class Registry:
                 unit,
                 meaning,
                 least=int(least or 1),
-                most=int(most) if most else EXACT_LIMIT if unit in WHOLE_UNITS else math.inf,
+                most=int(most) if most else None,
                 above=kind == "above",
                 usual=None if usual is None else int(usual),
             )
@@ -307,7 +297,8 @@ class Registry:
         """Register a function that was made, not written: places.py makes sums and maxima."""
         self._new(name)
         group = group_of(function.__module__)
-        self.formulas[name] = Formula(name, function, group=group, registry=self, **facts)
+        shared = dict(function=function, group=group, registry=self)
+        self.formulas[name] = Formula(name=name, **shared, **facts)
         return self.formulas[name]
 
     def _new(self, name):
@@ -362,14 +353,10 @@ class Registry:
     def validate(self, **given):
         """Check every given value and every relation between them; return them as ints and
         floats."""
-        values = {name: self._check(name, value) for name, value in given.items()}
+        values = {name: self.find(name).check(value) for name, value in given.items()}
         for rule in self.applicable_rules(values):
             rule.check(values)
         return values
-
-    def _check(self, name, value):
-        found = self.find(name)
-        return (found.as_quantity if isinstance(found, Formula) else found).check(value)
 
     def _refuse_contradiction(self, name, values, used):
         """A count that is given instead of computed must be what its formula makes it, where the

@@ -12,7 +12,7 @@ from inspect import signature
 from itertools import chain, product
 from string import ascii_letters
 
-from .registry import BOOK, EXACT_LIMIT, Formula, Registry
+from .registry import BOOK, EXACT_LIMIT, Registry
 from .subset import SUBSET, tree_of
 
 _SUMS = (ast.Add, ast.Sub)
@@ -313,9 +313,8 @@ def javascript(targets, inputs=(), registry: Registry = BOOK):
 
     for name in needed:
         found = registry.find(name)
-        limits = found.as_quantity if isinstance(found, Formula) else found
-        most = "null" if limits.most in (EXACT_LIMIT, math.inf) else limits.most
-        bounds = f"{limits.least}, {most}, {int(limits.above)}, {int(limits.whole)}"
+        most = "null" if found.most in (EXACT_LIMIT, math.inf) else found.most
+        bounds = f"{found.least}, {most}, {int(found.above)}, {int(found.whole)}"
         define(name, f"given(r, q, {json.dumps(name)}, {bounds})")
     known, done = set(needed), set()
 
