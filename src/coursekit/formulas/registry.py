@@ -186,7 +186,7 @@ class Formula(Quantity):
         return value
 
 
-_RULE = re.compile(r"(?m)^- `(.+?)` (\w+)(?: for (\w+))?((?:, \w+=\d+)*): (.+)")
+_RULE = re.compile(r"- `(.+?)` (\w+)(?: for (\w+))?((?:, \w+=\d+)*): (.+)")
 _PAIR = re.compile(r"(\w+)=(\d+)")
 
 
@@ -246,7 +246,8 @@ class Registry:
                 above=kind == "above",
                 usual=None if usual is None else int(usual),
             )
-        for condition, marks, concerns, pairs, message in _RULE.findall(table):
+        for line in re.findall(r"(?m)^- .*", table):
+            condition, marks, concerns, pairs, message = _RULE.fullmatch(line).groups("")
             assumed = tuple((name, int(value)) for name, value in _PAIR.findall(pairs))
             rule = Rule(formula_of(condition), marks, concerns, assumed, message)
             self.rules.append(rule)
