@@ -15,7 +15,7 @@ def parsed_file(path, text) -> dict:
         if path.suffix == ".toml":
             return tomllib.loads(text)
         if path.suffix == ".json" or text.lstrip().startswith("{"):
-            tree = json.loads(text, object_pairs_hook=_once)
+            tree = json.loads(text)
         elif path.suffix in (".yaml", ".yml"):
             tree = _yaml(text)
         else:
@@ -29,14 +29,6 @@ def parsed_file(path, text) -> dict:
     if not isinstance(tree, dict):
         raise InvalidConfiguration(f"{path.name} holds no settings with names.")
     return tree
-
-
-def _once(pairs) -> dict:
-    """An object of JSON. Raises ValueError for a key that is there twice."""
-    names = [name for name, _ in pairs]
-    if len(names) > len(set(names)):
-        raise ValueError(f"{max(names, key=names.count)} is there twice")
-    return dict(pairs)
 
 
 def _yaml(text):

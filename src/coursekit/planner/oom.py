@@ -7,6 +7,7 @@ missing, at which point of the step, and the nearest fixes with their bytes.
 import re
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from coursekit.formulas.presets import GPUS
@@ -129,12 +130,8 @@ class MemoryMessage:
     @property
     def presets(self) -> list[str]:
         """The GPUs of the book that report about this capacity, the nearest first."""
-        off = {
-            name: abs(gpu.quantities["gpu_memory_bytes"] - self.total) for name, gpu in GPUS.items()
-        }
-        return sorted(
-            (name for name in off if off[name] <= CAPACITY_SHARE * self.total), key=off.get
-        )
+        off = lambda name: abs(GPUS[name].quantities["gpu_memory_bytes"] - self.total)
+        return sorted((name for name in GPUS if off(name) <= CAPACITY_SHARE * self.total), key=off)
 
     @property
     def _shown(self) -> dict:
@@ -149,22 +146,19 @@ class MemoryMessage:
     @property
     def fixes(self) -> list[str]:
         """The nearest first."""
-        found = self.point.fixes if self.point else ()
-        found = [fix.format_map(self._shown) for fix in found]
-        if not (self.point and self.cause.name in ("NEED", "TOO_LARGE")):
-            found = [self.cause.fix, *found]
-        return found
+        found = [fix.format_map(self._shown) for fix in (self.point.fixes if self.point else ())]
+        by_point = self.point and self.cause.name in ("NEED", "TOO_LARGE")
+        return found if by_point else [self.cause.fix, *found]
 
     @property
     def rows(self) -> list[tuple[int, str]]:
         """Each part of the card, and what it is."""
-        own = self.own
         rows = [
             (self.allocated, "allocated: tensors that are alive"),
             (self.unallocated, "reserved, not allocated: gaps that the allocator holds"),
         ]
-        if own is not None:
-            rows.append((max(0, own - self.reserved), "this process beside it: context, NCCL"))
+        if self.own is not None:
+            rows += [(max(0, self.own - self.reserved), "this process beside it: context, NCCL")]
         rows += [(has, f"process {pid}") for pid, has in self.processes.items()]
         rest = self.total - self.free - sum(nbytes for nbytes, _ in rows)
         if rest > 0.001 * self.total:
@@ -215,30 +209,17 @@ class MemoryMessage:
 def explain_oom(text: str) -> MemoryMessage:
     """The first out-of-memory message of a log. Raises ValueError with one sentence for a text that
     has none with PyTorch's numbers."""
-    before, *after = ASKS.split(text)
-    found = [(left, " ".join(right.split())) for left, right in zip([before, *after], after)]
-    parsed = [(left, one) for left, right in found if (one := _parsed(right))]
-    if parsed:
-        frames, message = parsed[0]
-        _, begins, frames = frames.rpartition(TRACEBACK)
-        if not begins:
-            frames = "\n".join(frames.splitlines()[-NEAREST_LINES:])
-        return MemoryMessage(**message, frames=frames, more=len(parsed) - 1)
-    without_numbers = _TEXT.partition("\n## ")[0]
-    for pattern, said in re.findall(r"(?m)^`(.+)`\n: +(.+)", without_numbers):
-        if re.search(pattern, text):
-            raise ValueError(said)
-    if not text.strip():
-        raise ValueError("the text is empty: give a log, or paste the message and end with Ctrl-D.")
-    if after or "out of memory" in text:
-        raise ValueError(
-            "the message ends before its numbers: paste it whole, down to what is reserved by"
-            " PyTorch but unallocated."
-        )
-    raise ValueError(
-        "there is no out-of-memory message of PyTorch here: it has the words 'CUDA out of memory."
-        " Tried to allocate', and the card's capacity behind them."
-    )
+    parts = ASKS.split(text)
+    found = [(left, _parsed(" ".join(right.split()))) for left, right in pairwise(parts)]
+    parsed = [(left, message) for left, message in found if message]
+    if not parsed:
+        known = re.findall(r"(?m)^`(.+)`\n: +(.+)", _TEXT.partition("\n## ")[0])
+        raise ValueError(next(said for pattern, said in known if re.search(pattern, text)))
+    frames, message = parsed[0]
+    _, begins, frames = frames.rpartition(TRACEBACK)
+    if not begins:
+        frames = "\n".join(frames.splitlines()[-NEAREST_LINES:])
+    return MemoryMessage(**message, frames=frames, more=len(parsed) - 1)
 
 
 def _parsed(message) -> dict | None:
