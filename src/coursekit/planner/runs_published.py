@@ -2,7 +2,7 @@
 pages show the seconds of a step in parts. The wheel has the tables among its data."""
 
 import csv
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -11,10 +11,7 @@ from coursekit.planner.layout import RankLayout, model_sizes
 from coursekit.planner.speeds import PUBLISHED_SECONDS, SPEEDS, parts_of, step_values
 
 ROOTS = (Path(__file__).resolve().parents[3], Path(__file__).resolve().parents[1] / "data")
-_NAMES = ("gpu", "kernels", "recipe")
-_NUMBERS = ("gpus", "sequence", "microbatch", "accumulation_steps", "zero_stage")
-_NUMBERS += ("tensor_parallel", "sequence_parallel", "pipeline_parallel", "stages_per_rank")
-_NUMBERS += ("recompute_policy", "context_parallel", "expert_parallel")
+_COLUMNS = {one.name for one in fields(RankLayout)} - {"model", "sizes"}
 
 
 @cache
@@ -32,11 +29,11 @@ def numbers_in(text):
 def published_layout(row) -> RankLayout:
     """The layout of a row of either table. The rows of bytes change sizes of a preset."""
     sizes = numbers_in(row["sizes"])
+    told = {name: row[name] for name in _COLUMNS & row.keys()}
     return RankLayout(
         model=row.get("model") or row["name"],
         sizes={**model_sizes(row["model"]), **sizes} if "model" in row else sizes,
-        **{name: row[name] for name in _NAMES},
-        **{name: int(row[name]) for name in _NUMBERS},
+        **{name: int(value) if value.isdigit() else value for name, value in told.items()},
     )
 
 
@@ -69,8 +66,8 @@ class PublishedRun:
 
 def _published(flops_per_second, gpus, tokens, **sizes):
     """Seconds of a step of so many tokens, at the published FLOP/s of each GPU."""
-    names = ("matmul_flops_per_token",)
-    flops = BOOK.solve(names, {**sizes, "causal_half": 0}, allow_unused=True)[names[0]]
+    name = "matmul_flops_per_token"
+    flops = BOOK.solve([name], {**sizes, "causal_half": 0}, allow_unused=True)[name]
     return flops * tokens / (gpus * flops_per_second)
 
 

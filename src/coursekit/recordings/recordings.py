@@ -17,8 +17,9 @@ or lab prints it. Imports no torch: pages read recordings too.
 
 import datetime
 import json
-import math
+import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,8 @@ def _check(of, where, **rules):
 
 
 def _is_number(value):
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # 10**400
-        return False
+    real = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return real and abs(value) <= sys.float_info.max  # not nan, not 10**400
 
 
 @dataclass(frozen=True)
@@ -130,16 +127,11 @@ class Recording:
 
     def __post_init__(self):
         for name in ("python", "torch", "shardlab"):
-            _require(
-                isinstance(self.versions.get(name), str) and self.versions[name],
-                f"versions: {name}",
-                self.versions.get(name),
-                "each recording names the version it ran with",
-            )
-        try:
+            found, rule = self.versions.get(name), "each recording names the version it ran with"
+            _require(isinstance(found, str) and found, f"versions: {name}", found, rule)
+        plain = False
+        with suppress(TypeError, ValueError):
             plain = datetime.date.fromisoformat(self.date).isoformat() == self.date
-        except (TypeError, ValueError):
-            plain = False
         again = isinstance(self.command, str) and self.command
         _check(
             self,
@@ -202,15 +194,9 @@ def read_recording(path: Path) -> Recording:
         raise InvalidRecording(f"{path.name} is not a file: move it out of the folder.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        _require(
-            isinstance(content, dict)
-            and type(content.get("schema")) is int
-            and content["schema"] == SCHEMA,
-            "schema",
-            content.get("schema") if isinstance(content, dict) else content,
-            f"this version reads schema {SCHEMA}",
-        )
-        content.pop("schema")
+        schema = content.pop("schema", None) if isinstance(content, dict) else content
+        known = schema == SCHEMA and schema is not True
+        _require(known, "schema", schema, f"this version reads schema {SCHEMA}")
         rows = tuple(Row(**row) for row in content.pop("rows"))
         return Recording(hardware=Hardware(**content.pop("hardware")), rows=rows, **content)
     except OSError:
