@@ -133,7 +133,9 @@ def plan(
     `sequence` tokens in a step on `gpus` GPUs of a preset, at a speed of SPEEDS. `more` may fix any
     knob of RULES, at one value or at several, as in zero_stage=(0, 1), and give recipe, kernels and
     ranks_per_node. Raises InvalidModelConfig, InvalidQuantity or TypeError with one sentence."""
-    fixed = {name: _choices(more.pop(name)) for name in RULES if more.get(name) is not None}
+    fixed = {name: more.pop(name) for name in RULES if more.get(name) is not None}
+    several = lambda values: tuple(values) if isinstance(values, (tuple, list)) else (values,)
+    fixed = {name: several(values) for name, values in fixed.items()}
     if unknown := set(more) - {"recipe", "kernels", "ranks_per_node"}:
         raise TypeError(f"plan() knows no {min(unknown)}; knobs are {', '.join(RULES)}.")
     where = dict(gpu=gpu, gpus=gpus, sequence=sequence, zero_stage=0)
@@ -149,8 +151,3 @@ def plan(
     best = tuple(search.best(most))
     near = () if best else tuple(nearest(search.layout(search.smallest)))
     return LayoutPlan(asked, batch, SPEEDS[name], search.legal, search.fitting, best, near)
-
-
-def _choices(values) -> tuple:
-    """The values that a knob may have: one, or several."""
-    return tuple(values) if isinstance(values, (tuple, list)) else (values,)

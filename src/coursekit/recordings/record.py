@@ -85,27 +85,24 @@ def record(
     are no rows."""
     rows, recording = [], None
 
-    def with_row(row):
+    def add(row):
+        nonlocal recording
         found = Recording(*about, (*rows, row))
-        return found.after(earlier) if earlier else found
+        recording = found.after(earlier) if earlier else found
+        rows.append(row)
+        keep(recording)
 
     for name, measured in groups:
         start, begun = time.perf_counter(), len(rows)
         for row in attempt(name, measured):
             try:
-                recording = with_row(row)
+                add(row)
             except InvalidRecording as error:  # a row that stands there already
-                row = failure(f"{name}, row {len(rows)}", str(error))
-                recording = with_row(row)
-            rows.append(row)
-            keep(recording)
+                add(failure(f"{name}, row {len(rows)}", str(error)))
         seconds = time.perf_counter() - start
         if measured_rows := rows[begun:]:
             whole = all(row.name != FAILED for row in measured_rows)
-            took = Row(TOOK, round(seconds, 1), "seconds", dict(group=name, whole=whole))
-            recording = with_row(took)
-            rows.append(took)
-            keep(recording)
+            add(Row(TOOK, round(seconds, 1), "seconds", dict(group=name, whole=whole)))
         print(f"gpu:    {name}: {len(rows)} rows so far, {seconds:.0f} s", flush=True)
     return recording
 

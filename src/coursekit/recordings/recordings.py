@@ -199,10 +199,8 @@ def read_recording(path: Path) -> Recording:
         _require(known, "schema", schema, f"this version reads schema {SCHEMA}")
         rows = tuple(Row(**row) for row in content.pop("rows"))
         return Recording(hardware=Hardware(**content.pop("hardware")), rows=rows, **content)
-    except OSError:
-        raise
-    except Exception as error:  # any error that text other than a recording can cause
-        said = str(error) or type(error).__name__
+    except Exception as error:  # any error that another text, or a file closed to us, can cause
+        said = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise InvalidRecording(f"{path.name}: {said}") from None
 
 
@@ -223,8 +221,6 @@ def nearby(start: Path | str = ".") -> list[Recording]:
                 found.append(read_recording(path))
             except InvalidRecording as error:
                 print(f"A recording is not used: {error}")
-            except OSError as error:  # a link without a target, a file that is closed to us
-                print(f"A recording is not used: {path.name}: {error.strerror}")
         if found:
             return sorted(found, key=lambda recording: recording.date, reverse=True)
     return []
