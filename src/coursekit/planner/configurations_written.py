@@ -28,13 +28,11 @@ def knobs_of(tool: Tool) -> dict:
     for knob in RULES:
         rows = [one for one in tool.settings if one.written and one.named in (knob, AS.get(knob))]
         allowed = {ours for row in rows for ours in row.choices.values()}
-        free = any(not row.choices for row in rows) or knob in tool.outside
-        if knob == "zero_stage" and {"shards", "distributed"} & {
-            row.named for row in tool.settings
-        }:
+        # where a rank has whole sequences their mix is another value
+        free = knob in {*tool.outside, "context_mix"} or any(not row.choices for row in rows)
+        named = {one.named for one in tool.settings}
+        if knob == "zero_stage" and {"shards", "distributed"} & named:
             allowed.add(0)
-        if knob == "context_mix":
-            free = True  # where a rank has whole sequences it is another value
         if (usual := tool.silent.get(knob, NEUTRAL.get(knob))) is not None:
             allowed.add(usual)
         tried = TRIED.get(knob, {None})

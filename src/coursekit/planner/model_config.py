@@ -8,10 +8,8 @@ the table cannot say is refused, never guessed.
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 from coursekit.formulas.asking import close_names
 from coursekit.formulas.registry import BOOK, InvalidQuantity
@@ -42,14 +40,14 @@ class Architecture:
     more_positions: int = 0  # rows of the position table beyond the longest sequence
 
 
-def _architectures() -> Iterator[tuple[str, Architecture]]:
-    table = json.loads(data_text("architectures.json"))
-    for kind, facts in table["architectures"].items():
-        facts.pop("note", None)
-        yield kind, Architecture(**facts | dict(names=table["names"][facts["names"]]))
-
-
-ARCHITECTURES = MappingProxyType(dict(_architectures()))
+_TABLE = json.loads(data_text("architectures.json"))
+ARCHITECTURES = {
+    kind: Architecture(
+        **{name: fact for name, fact in facts.items() if name not in ("names", "note")},
+        names=_TABLE["names"][facts["names"]],
+    )
+    for kind, facts in _TABLE["architectures"].items()
+}
 CAUSAL_MODELS = ("ForCausalLM", "LMHeadModel")
 OPTIONAL = ("key_value_heads", "head_size", "feed_forward", "query_latent")  # have a default
 

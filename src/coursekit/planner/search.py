@@ -218,21 +218,16 @@ class Search:
         for name, values in self.fixed.items():
             alone = replace(self, fixed={name: values}, batch=64 * self.asked.gpus)
             if not any(row[name] in values for row in alone._rows()):
-                raise InvalidQuantity(
-                    name,
-                    values,
-                    f"{name} = {said[name]} is in no legal layout: {RULES[name]}. Here are"
-                    f" {self._sizes}.",
-                )
+                none = f"{name} = {said[name]} is in no legal layout: {RULES[name]}"
+                raise InvalidQuantity(name, values, f"{none}. Here are {self._sizes}.")
         fixed = ", ".join(f"{name} = {values}" for name, values in said.items())
         given = f"batch = {show(self.batch)} on gpus = {show(self.asked.gpus)}"
         why = "; ".join(RULES[name] for name in (*self.fixed, "microbatch"))
         why += f". Here are {self._sizes}" if fixed else ""
         near = " or ".join(f"{batch:,}" for batch in self._near_batches())
         why += f". A batch of {near} has one" if near else ""
-        raise InvalidQuantity(
-            "batch", self.batch, f"{given}{' with ' if fixed else ''}{fixed}: no layout: {why}."
-        )
+        given += f" with {fixed}" if fixed else ""
+        raise InvalidQuantity("batch", self.batch, f"{given}: no layout: {why}.")
 
     def _near_batches(self) -> Iterator[int]:
         """The nearest smaller and larger batch that have a layout: multiples of its copies."""
@@ -342,11 +337,9 @@ class Search:
                 f"memory: {change} would take {seconds[other]:.3g} s and {gigabytes(missing)} more"
                 " than there is"
             )
-        name, taken = max(
-            ((name, taken) for name, taken in parts.items() if name not in WORK),
-            key=lambda part: part[1],
-        )
-        share = taken / seconds[place]
+        waits = {name: taken for name, taken in parts.items() if name not in WORK}
+        name = max(waits, key=waits.get)
+        share = waits[name] / seconds[place]
         if share < WORTH:
             return "nothing but the GPU's own work"
         return f"{PARTS[name]}, {share:.0%} of the step"
