@@ -230,22 +230,19 @@ class RankLayout:
         if t <= (node := links.joined_gpus):
             return ""
         names = ["tensor_layer_message_seconds", "tensor_message_share"]
-        card = links.quantities[1]
-        given = {**self.given, "utilisation": USUAL_UTILISATION}
-        given |= dict(node_link=links.inside, link=links.card)
-        given["link_bytes_per_second"] = links.cards * card["link_bytes_per_second"]
-        (across_ms, across), (inside_ms, within) = (
-            (1000 * found[names[0]], f"{100 * found[names[1]]:.0f}%")
-            for found in (
-                BOOK.solve(names, {**given, "ranks_per_node": size}, allow_unused=True)
-                for size in (node, t)
-            )
-        )
+        rate = links.cards * links.quantities[1]["link_bytes_per_second"]
+        given = self.given | dict(node_link=links.inside, link=links.card)
+        given |= dict(link_bytes_per_second=rate, utilisation=USUAL_UTILISATION)
+
+        def messages(size):
+            found = BOOK.solve(names, {**given, "ranks_per_node": size}, allow_unused=True)
+            return f"{1000 * found[names[0]]:.3g} ms, {100 * found[names[1]]:.0f}%"
+
         where = "domains of NVLink" if node > self.ranks_per_node else "nodes"
         return (
             f"tensor_parallel = {t} on {where} of {node} GPUs: the messages of a layer take"
-            f" {across_ms:.3g} ms, {across} of its time, over {links.cards} x {links.card};"
-            f" inside a node, over {links.inside}, they would take {inside_ms:.3g} ms, {within}. At"
+            f" {messages(node)} of its time, over {links.cards} x {links.card};"
+            f" inside a node, over {links.inside}, they would take {messages(t)}. At"
             f" {100 * USUAL_UTILISATION:.0f}% of the GPU's FLOP/s; cut by depth beyond a node."
         )
 
