@@ -62,8 +62,8 @@ def run_plan(asked: argparse.Namespace) -> int:
 def _write(tool, given) -> int:
     """The file on standard output, and what is said of it on standard error."""
     limits = knobs_of(tool)
-    for knob in set(limits) & set(given):
-        if given[knob] not in limits[knob]:
+    for knob in limits:
+        if knob in given and given[knob] not in limits[knob]:
             there = ", ".join(map(str, limits[knob]))
             raise ValueError(f"{tool.name} is told {knob} = {there}, and not {given[knob]}.")
     precision = "fp16" if given["gpu"] in WITHOUT_BF16 else "bf16"
