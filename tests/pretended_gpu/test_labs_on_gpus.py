@@ -1,13 +1,31 @@
-"""How labs run on pretended GPUs; run_labs.py runs all of them every night."""
+"""How labs run on pretended GPUs; run_labs.py runs all of them every night, on several."""
 
 import subprocess
 import sys
 
 import nbformat
 import pytest
+from asking import environment_or_skip
 from nbformat.v4 import new_code_cell, new_notebook
+from night import at_night
 from run_lab import cells_of
-from run_labs import RUN_LAB
+from run_labs import LABS, LIMIT_SECONDS, RUN_LAB
+
+(BY_DAY,) = (lab for lab in LABS if "slow-to-fast" in lab.stem)  # it weighs, fakes and rehearses
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "lab",
+    [BY_DAY, *at_night(*((lab,) for lab in LABS if lab != BY_DAY))],
+    ids=lambda lab: lab.stem,
+)
+def test_a_lab_runs_on_a_gpu(lab):
+    """Must catch: a table that wants a CPU's bytes of a GPU's attention; a model without memory on
+    another device than its tokens."""
+    how = dict(env=environment_or_skip(1), timeout=LIMIT_SECONDS, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, RUN_LAB, lab], **how)
+    assert done.returncode == 0, done.stdout[-2000:]
 
 
 @pytest.mark.nightly  # as they do
