@@ -50,13 +50,15 @@ def watching_resize(seen: Callable[[torch.UntypedStorage], None]) -> AbstractCon
 
 
 @contextmanager
-def stops_between_lookups() -> Iterator[None]:
-    """A context in which a stop waits while PyTorch looks for the rule of an operator under a mode:
-    C++ has called Python there, and knows no error. Without it, a stop may end the kernel."""
+def stops_between(*calls: Callable) -> Iterator[None]:
+    """A context in which a stop waits for these calls, and while PyTorch looks for the rule of an
+    operator under a mode: C++ has called Python there, and knows no error. Without it, a stop may
+    end the kernel, or leave a virtual GPU half."""
     before = signal.getsignal(signal.SIGINT)
+    waited_for = {call.__code__ for call in (find_torch_dispatch_rule, *calls)}
 
     def stop(number, frame):
-        if any(one.f_code is find_torch_dispatch_rule.__code__ for one, _ in walk_stack(frame)):
+        if any(one.f_code in waited_for for one, _ in walk_stack(frame)):
             threading.Timer(0.001, signal.raise_signal, [number]).start()
         else:
             before(number, frame)

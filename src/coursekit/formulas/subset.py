@@ -159,7 +159,7 @@ class Values:
 
 
 @cache
-def functions_of(text):
+def functions_in(text):
     """(first line, name) -> tree of each function in a module's text, which has hundreds."""
     functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
     first = lambda node: min(part.lineno for part in (node, *node.decorator_list))
@@ -171,7 +171,7 @@ def returned(function):
     is more than one `return`."""
     try:
         place = function.__code__.co_firstlineno, function.__name__
-        tree = functions_of(inspect.getsource(sys.modules[function.__module__]))[place]
+        tree = functions_in(inspect.getsource(sys.modules[function.__module__]))[place]
     except (OSError, TypeError, SyntaxError, KeyError):  # in a cell, or under another name
         tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     text = lambda node: isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

@@ -65,11 +65,8 @@ def message_of(error: BaseException) -> str:
 
 def is_echo(error: BaseException) -> bool:
     """Whether a collective raised this because another rank has left it."""
-    return (
-        type(error) is RuntimeError
-        and any(word in message_of(error) for word in ECHOES)
-        or isinstance(error, dist.DistError)
-    )
+    echoes = type(error) is RuntimeError and any(word in message_of(error) for word in ECHOES)
+    return echoes or isinstance(error, dist.DistError)
 
 
 def thread_frames(thread: threading.Thread) -> tuple[Frame, ...]:

@@ -39,7 +39,7 @@ from ranklab.torch_internals import (
     grouped_as_on_cuda,
     known_value,
     on_the_cpu,
-    stops_between_lookups,
+    stops_between,
     watching_resize,
 )
 from shardlab.common.torch_internals import (
@@ -87,7 +87,7 @@ class VirtualGPU(TorchDispatchMode):
 
     def parts(self) -> list[AbstractContextManager]:
         return [
-            stops_between_lookups(),
+            stops_between(VirtualGPU.__enter__, VirtualGPU.__exit__),
             FakeTensorMode(allow_non_fake_inputs=True),
             eager_on_fake_tensors(),
             foreach_as_on_cuda(),
@@ -248,4 +248,5 @@ class VirtualGPUs(VirtualGPU):
         self.count = count
 
     def parts(self) -> list[AbstractContextManager]:
-        return [fake_ranks(self.count), *super().parts()]
+        stops, *others = super().parts()
+        return [stops, fake_ranks(self.count), *others]
