@@ -17,7 +17,7 @@ from coursekit.exercises import assignments, grading, grading_command, grading_t
 from coursekit.exercises.assignments import CannotGrade, assignment
 from coursekit.exercises.grading_text import names_used, rules_broken
 from coursekit.exercises.on_a_rank import Learners
-from ranklab.ranks import ranks
+from ranklab.ranks import RankRaised, ranks
 
 RING = "sums_around_a_ring"
 FORGED = "import sys\nsys.modules['{}'].{} = lambda *a, **k: [1.0, 1.0]\nall_reduce = print"
@@ -146,6 +146,15 @@ def test_what_ranks_say_keeps_its_lines(capsys):
     ]
     long = RanksDeadlocked("\n".join(["word " * 100] * 4), [0])
     assert len(grading._words(long)) < 700 and grading._words(long).count("[...]") == 3
+
+
+def test_a_learners_error_is_no_finding():
+    """Must catch: an error whose text has the words of a finding, taken for a line not written."""
+    raised = "ValueError: it raised NotWritten: a part"
+    error = RankRaised(f"Rank 1 raised {raised}\nAll ranks live on.", [1])
+    assert grading._words(error) == f"Rank 1 raised {raised}"
+    found = RankRaised("Ranks 0 and 2 raised Wrong: a sum: 3\nAll ranks live on.", [0, 2])
+    assert grading._words(found) == "a sum: 3 (Ranks 0 and 2)"
 
 
 @pytest.mark.parametrize("topic", [path.parent.name for path in SKELETONS])

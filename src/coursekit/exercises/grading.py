@@ -31,7 +31,7 @@ ABSENCE_SECONDS = 15.0  # for a rank that does not come to a collective
 WORDS_CHARACTERS = 600  # of what a trial found
 OUTPUT_CHARACTERS = 1_000  # of what the learner's code prints in one trial
 NOT_WRITTEN = "not written yet: "
-FINDING = re.compile(r"(.+?) raised (Wrong|NotWritten): (.*)")  # of on_a_rank.py, on some ranks
+FINDING = re.compile(r"([^:]+?) raised (Wrong|NotWritten): (.*)")  # of on_a_rank.py, on some ranks
 LINE_AND_ERROR = re.compile(r".+? \([^()]+, line \d+: .*?\) raised \w+")  # on_a_rank.place_of
 
 
